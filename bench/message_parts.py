@@ -41,7 +41,6 @@ from bridge.worker.held import HeldDeliveries
 from bridge.worker.intake import Intake
 from bridge.worker.metrics import WorkerMetrics
 from bridge.worker.outcomes import Policy, Sent
-from bridge.worker.pausing.pace import Pace
 from bridge.worker.request import SendRequest
 from bridge.worker.service import transport as posting
 from bridge.worker.service.connection import Connection
@@ -51,6 +50,7 @@ from bridge.worker.service.transport import open_transport
 from bridge.worker.session import Session
 from bridge.worker.settle import accepted
 from bridge.worker.worker import Worker
+from tests.breakers import make_breaker
 
 MESSAGES: Final = 200
 # As many deliveries as the broker's answers to some acks bring at once.
@@ -152,19 +152,14 @@ class Bench:
         api = SmsApiSettings.model_validate({"base_url": "http://127.0.0.1:1", "key": KEY})
         settings = Settings(sms_api=api)
         metrics = WorkerMetrics(new_registry(), queue=OUTBOUND, retry_queues=[], dead="dead")
-        self.pace = Pace(
-            settings.worker.rate_limit,
-            policy=Policy.of(settings.worker),
-            outage_after_seconds=settings.worker.outage_after,
-            metrics=metrics,
-        )
+        self.breaker = make_breaker(Policy.of(settings.worker), metrics)
         self.shape = shape_from(api)
         mock.patch.object(posting, "create_connection", _connect).start()
         self.transport = open_transport(api, max_connections=AT_ONCE)
         self.worker = Worker(
             settings,
             sender=Sender(self.shape, transport=self.transport, metrics=metrics),
-            pace=self.pace,
+            breaker=self.breaker,
             publisher=cast("Publisher", None),
             upkeep=cast("Upkeep", _Upkeep()),
             peers=Peers(OUTBOUND, is_enabled=False, metrics=metrics),

@@ -3,6 +3,7 @@
 `app` runs them and ends them.
 """
 
+import asyncio
 import os
 import sys
 from collections.abc import Callable, Collection, Coroutine, Iterator
@@ -35,9 +36,10 @@ from bridge.topology.paused_queue import Note
 from bridge.topology.upkeep import Upkeep
 from bridge.worker.cluster.exchange import Peers
 from bridge.worker.cluster.joint_pause import JointPause, setup_of
+from bridge.worker.limits.rates import RateLimits
 from bridge.worker.metrics import WorkerMetrics
 from bridge.worker.outcomes import Policy
-from bridge.worker.pausing.pace import Pace
+from bridge.worker.service.breaker import CircuitBreaker
 from bridge.worker.service.sender import Sender
 from bridge.worker.service.shape import Shape, shape_from
 from bridge.worker.service.transport import open_transport
@@ -95,57 +97,61 @@ class Wiring:
     def _make_worker(self) -> Worker:
         settings = self._settings
         metrics = _worker_metrics(settings, self.registry)
-        pace = Pace(
-            settings.worker.rate_limit,
-            policy=Policy.of(settings.worker),
-            outage_after_seconds=settings.worker.outage_after,
-            metrics=metrics,
-        )
         publisher = self._make_publisher(optional_exchange=settings.worker.outcome_exchange)
         is_coordinated = settings.worker.coordination == "on"
         peers = Peers(settings.worker.queue, is_enabled=is_coordinated, metrics=metrics)
         shape = shape_from(settings.sms_api)
+        joint_pause = self._make_joint_pause(shape, peers)
+        policy = Policy.of(settings.worker)
+        breaker = CircuitBreaker(
+            policy,
+            outage_after_seconds=settings.worker.outage_after,
+            rates=RateLimits(
+                settings.worker.rate_limit,
+                most_wait_seconds=policy.retry_delays_seconds[0],
+                changed=asyncio.Event(),
+                metrics=metrics,
+            ),
+            cluster=joint_pause,
+            metrics=metrics,
+        )
         worker = Worker(
             settings,
-            sender=self._make_sender(shape, pace, metrics),
-            pace=pace,
+            sender=self._make_sender(shape, breaker, metrics),
+            breaker=breaker,
             publisher=publisher,
             upkeep=self._make_upkeep("worker"),
             peers=peers,
             metrics=metrics,
         )
-        self._share_pauses(shape, pace, peers, can_take=lambda: worker.consumer.has_session)
+        joint_pause.follow(breaker, can_take=lambda: worker.consumer.has_session)
+        for secret in shape.login.watched:
+            self._secrets.watch("sms_api", secret, partial(joint_pause.renew_key, breaker))
         _warn_of_short_drain(settings)
         publish = partial(worker.operator_pause.beside, partial(peers.beside, publisher.serve))
         self._link("worker publish", publish)
         self._link("worker consume", worker.serve)
-        self.health.ready["consumer"] = lambda: worker.consumer.is_served or pace.is_holding
+        self.health.ready["consumer"] = lambda: worker.consumer.is_served or breaker.takes_nothing
         self.health.facts["worker"] = lambda: {
             "queue": settings.worker.queue,
             "standby": worker.is_standby,
-            "paused": pace.paused or ("broker_blocked" if pace.broker_blocked else None),
-            "pauses": pace.pauses.facts(),
-            "outage_suspected": pace.is_outage_suspected,
+            "paused": breaker.paused or ("broker_blocked" if breaker.is_broker_blocked else None),
+            "pauses": breaker.report.facts(),
+            "outage_suspected": breaker.is_outage_suspected,
             "paused_by_operator": _shown(worker.operator_pause.note),
-            "retry_after_seconds": round(max(0.0, pace.gate.closed_seconds), 1),
+            "retry_after_seconds": round(breaker.retry_after_seconds, 1),
             "peers": peers.count if peers.is_up else None,
             "copies_refused": worker.copies_refused,
         }
         return worker
 
-    def _share_pauses(
-        self, shape: Shape, pace: Pace, peers: Peers, *, can_take: Callable[[], bool]
-    ) -> None:
+    def _make_joint_pause(self, shape: Shape, peers: Peers) -> JointPause:
         settings, secrets = self._settings, shape.login.watched
-        joint_pause = JointPause(
-            pace,
+        return JointPause(
             peers,
             setup=lambda: setup_of(settings.sms_api, [secret.current for secret in secrets]),
-            can_take=can_take,
             turn_seconds=settings.worker.retry_delays[0],
         )
-        for secret in secrets:
-            self._secrets.watch("sms_api", secret, joint_pause.renew_key)
 
     def _make_worker_spans(self) -> WorkerSpans | None:
         if self._tracer is None:
@@ -153,7 +159,7 @@ class Wiring:
         queue = self._settings.worker.queue
         return WorkerSpans(self._tracer, queue=queue, api=self._settings.sms_api)
 
-    def _make_sender(self, shape: Shape, pace: Pace, metrics: WorkerMetrics) -> Sender:
+    def _make_sender(self, shape: Shape, breaker: CircuitBreaker, metrics: WorkerMetrics) -> Sender:
         settings = self._settings
         return Sender(
             shape,
@@ -161,7 +167,7 @@ class Wiring:
                 settings.sms_api, max_connections=settings.worker.most_in_flight
             ),
             metrics=metrics,
-            is_held=lambda: pace.is_held,
+            is_held=lambda: breaker.is_paused_by_operator,
             spans=self._make_worker_spans(),
         )
 

@@ -12,7 +12,6 @@ a moment of the monotonic clock, which all processes share, and what happened.
 import os
 import sys
 import time
-from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from typing import Any, Final
@@ -20,11 +19,13 @@ from typing import Any, Final
 from bridge import __main__ as program
 from bridge.worker.limits.rates import RateLimits
 from bridge.worker.limits.token_line import Token
-from bridge.worker.pausing.gate import Gate
+from bridge.worker.service.retry_after import RetryAfter
 
 _token: Final = RateLimits.token
 _spend: Final = Token.spend
 _divide_by: Final = RateLimits.divide_by
+_after_429: Final = RetryAfter.after_429
+_after_peer: Final = RetryAfter.after_peer
 # Each message is sent by a task of its own.
 _sender: Final[ContextVar[str]] = ContextVar("sender")
 _files: Final[list[int]] = []
@@ -56,17 +57,25 @@ def divide_by(rates: RateLimits, workers: int) -> None:
     note(f"share {workers}")
 
 
-def noting_wait(close: Callable[[Gate, Any], Any]) -> Callable[[Gate, Any], Any]:
-    """Have a way to close the gate note for how long it is closed then."""
+def noting_wait(retry_after: RetryAfter, now: float) -> None:
+    """Note for how long the service wants no request."""
+    note(f"closed {retry_after.seconds_left(now):.6f}", at=now)
 
-    def closing(gate: Gate, seconds: Any) -> Any:
-        closed = close(gate, seconds)
-        # Before the seconds are asked for: the end of the wait must not be noted as a later one.
-        now = time.monotonic()
-        note(f"closed {gate.closed_seconds:.6f}", at=now)
-        return closed
 
-    return closing
+def after_429(
+    before: RetryAfter, seconds: float | None, *, now: float, chance: float
+) -> tuple[RetryAfter, float]:
+    """Note a wait that the service has asked this worker for."""
+    after, wait = _after_429(before, seconds, now=now, chance=chance)
+    noting_wait(after, now)
+    return after, wait
+
+
+def after_peer(before: RetryAfter, seconds: float, *, now: float) -> RetryAfter:
+    """Note a wait that the service has asked another worker for."""
+    after = _after_peer(before, seconds, now=now)
+    noting_wait(after, now)
+    return after
 
 
 def main() -> None:
@@ -75,6 +84,6 @@ def main() -> None:
     RateLimits.token = token  # type: ignore[assignment, method-assign]
     Token.spend = spend  # type: ignore[assignment, method-assign]
     RateLimits.divide_by = divide_by  # type: ignore[assignment, method-assign]
-    Gate.close = noting_wait(Gate.close)  # type: ignore[assignment, method-assign]
-    Gate.stay_closed = noting_wait(Gate.stay_closed)  # type: ignore[assignment, method-assign]
+    RetryAfter.after_429 = after_429  # type: ignore[assignment, method-assign]
+    RetryAfter.after_peer = after_peer  # type: ignore[assignment, method-assign]
     program.main()

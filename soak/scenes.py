@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from bridge.worker.pausing.pause import MAX_PROBE_SECONDS
+from bridge.worker.service.breaker_states import MAX_PROBE_SECONDS
 from soak.figures import PAGE, Cells, format_table, merge_rows, replace_table, tell
 from soak.rig import (
     CONCURRENCY,

@@ -7,7 +7,7 @@ from bridge.worker.cluster.repeated_copies import RepeatedCopies
 from bridge.worker.delivery import Delivery
 from bridge.worker.entry import Entry, EntryOf
 from bridge.worker.ledger import Claim, Kept, Ledger, Repeat
-from bridge.worker.pausing.pace import Pace
+from bridge.worker.service.breaker import CircuitBreaker
 
 
 class Claims:
@@ -23,7 +23,7 @@ class Claims:
         asker: Asker,
         repeated_copies: RepeatedCopies,
         deduplication: Deduplication | None,
-        pace: Pace,
+        breaker: CircuitBreaker,
         entry_of: EntryOf,
     ) -> None:
         self.is_stopping = False
@@ -32,7 +32,7 @@ class Claims:
         self._asker = asker
         self._repeated_copies = repeated_copies
         self._deduplication = deduplication
-        self._pace = pace
+        self._breaker = breaker
 
     def entry_of(self, delivery: Delivery) -> Entry:
         """Return what a delivery is known by: its id and body, or its text and number."""
@@ -103,4 +103,4 @@ class Claims:
         lives, and the next worker would send it again. In a pause few are held, and a probe for
         up to a minute: who waited for that would take the place of one that may end the pause.
         """
-        return self.is_stopping or self._pace.paused is None
+        return self.is_stopping or self._breaker.paused is None

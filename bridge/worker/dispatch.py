@@ -1,7 +1,7 @@
-"""One delivery's way to the SMS API, to the outcome that its answer means.
+"""Take one delivery to the SMS API, and turn the answer into its outcome.
 
-It waits for its time, for the end of a pause, for a token of the rate limits and for a slot, in
-this order; then its request is posted, and `pace` rules on the answer.
+The delivery waits for its time, for the circuit breaker, for a token of the rate limits and for a
+slot, in this order; then its request is posted, and the breaker says what the answer means.
 """
 
 import asyncio
@@ -13,13 +13,13 @@ from bridge.config import WorkerSettings
 from bridge.errors import BrokerError
 from bridge.worker.delivery import MAX_HOLD_SECONDS, Delivery
 from bridge.worker.envelope import Envelope
-from bridge.worker.fates import Fate
+from bridge.worker.fates import Answer, Fate
 from bridge.worker.limits.capacity import Capacity, Slot
 from bridge.worker.metrics import WorkerMetrics
-from bridge.worker.outcomes import Dead, Outcome, Policy, Retried, Sent, put_off
-from bridge.worker.pausing.pace import Pace
+from bridge.worker.outcomes import Dead, Outcome, Policy, Retried, Sent
 from bridge.worker.request import SendRequest
 from bridge.worker.segments import Encoding, count_segments
+from bridge.worker.service.breaker import HELD, CircuitBreaker, Held, Postponed
 from bridge.worker.service.sender import Sender
 
 # What another worker would send again if this one were killed before the ack.
@@ -37,7 +37,7 @@ class Dispatcher:
         settings: WorkerSettings,
         *,
         sender: Sender,
-        pace: Pace,
+        breaker: CircuitBreaker,
         capacity: Capacity,
         metrics: WorkerMetrics,
         now: Callable[[], float] = time.time,
@@ -46,8 +46,8 @@ class Dispatcher:
         self._max_age_seconds = settings.max_age
         self._policy = Policy.of(settings)
         self._sender = sender
-        self._pace = pace
-        self._rates = pace.rates
+        self._breaker = breaker
+        self._rates = breaker.rates
         self._capacity = capacity
         self._segments = {one: metrics.segments.labels(one) for one in get_args(Encoding)}
         self._acceptance_latency = metrics.acceptance_latency.labels(settings.queue)
@@ -70,31 +70,33 @@ class Dispatcher:
         try:
             return await self._send(delivery, request)
         finally:
-            self._pace.give_up_probe(delivery.envelope.key)
+            self._breaker.give_up_probe(delivery.envelope.key)
 
     async def _send(self, delivery: Delivery, request: SendRequest) -> Outcome:
-        """Try until there is an outcome; a pause that begins or a slow-down starts it over."""
-        while True:
+        """Wait and post, again for as long as the message is held here after its answer."""
+        result: Outcome | Held = HELD
+        while isinstance(result, Held):
             if self._is_stopping:
                 raise BrokerError("the worker stops")
             if delivery.session.is_leaving:
                 raise BrokerError("all that waits goes back to the queue")
-            outcome = await self._before_it_goes(delivery, request)
-            if outcome is not None:
+            unsent = await self._wait_until_allowed(delivery, request)
+            if unsent is not None:
                 if delivery.is_stale:
                     raise BrokerError("the channel is gone")
-                return outcome
-            outcome = await self._post(delivery, request)
-            if outcome is not None:
-                self._count_acceptance(delivery, request, outcome)
-                return outcome
+                return unsent
+            result = await self._post(delivery, request)
+        self._count_acceptance(delivery, request, result)
+        return result
 
     # Before it goes
 
-    async def _before_it_goes(self, delivery: Delivery, request: SendRequest) -> Outcome | None:
-        """Wait for all that needs no slot, of which there may be few.
+    async def _wait_until_allowed(
+        self, delivery: Delivery, request: SendRequest
+    ) -> Retried | Dead | None:
+        """Wait for everything that needs no slot, since slots may be few.
 
-        Returns an outcome when the message may not go at all, or only later.
+        Returns an outcome if the message may not go at all, or only later.
         """
         envelope = delivery.envelope
         if (expired := self._expired(delivery)) is not None:
@@ -103,29 +105,13 @@ class Dispatcher:
             early = await self._wait_until_due(delivery, envelope.not_before)
             if early is not None:
                 return early
-        if self._pace.holds_senders and (held := self._wait_of_sender(request.sender)) is not None:
-            return held
-        if self._pace.is_wary:
-            away_seconds = await self._pace.admit(delivery, request.to, request.sender)
-            if away_seconds is not None:
-                why = self._pace.paused or "it looks like an outage"
-                detail = f"the worker is paused: {why}"
-                return put_off("paused", self._policy, detail=detail, wait_seconds=away_seconds)
-            if (seconds := self._pace.seconds_to_make_room(request.sender)) > 0:
-                detail = "the SMS API wants a wait, and others may be behind messages of its sender"
-                delay = self._policy.longest_within(seconds)
-                return Retried(reason="rate_limited", delay_seconds=delay, detail=detail)
+        if not self._breaker.is_closed:
+            permission = await self._breaker.wait_until_allowed(delivery, request)
+            if isinstance(permission, Postponed):
+                return permission.outcome
         if delivery.is_urgent:
             return self._put_off(self._rates.urgent_seconds_on_ladder(request.sender))
         return self._put_off_to_its_turn(delivery, request.sender)
-
-    def _wait_of_sender(self, sender: str) -> Retried | None:
-        """Have a message wait on the ladder while its sender has to wait and others go on."""
-        seconds = self._pace.sender_closed_seconds(sender)
-        if seconds <= 0:
-            return None
-        detail = "the SMS API has asked its sender for a wait"
-        return put_off("rate_limited", self._policy, detail=detail, wait_seconds=seconds)
 
     def _expired(self, delivery: Delivery) -> Dead | None:
         now, envelope, max_age = self._now(), delivery.envelope, self._max_age_seconds
@@ -173,61 +159,54 @@ class Dispatcher:
 
     # It goes
 
-    async def _post(self, delivery: Delivery, request: SendRequest) -> Outcome | None:
+    async def _post(self, delivery: Delivery, request: SendRequest) -> Outcome | Held:
         """Post with a token and a slot, and return what the answer means for the delivery.
 
-        None says that it is to start over: it is held after its answer, or before it could go a
-        pause began or its time was over.
+        It is held too if the breaker opened or its time was over before it could go.
         """
-        key = delivery.envelope.key
+        key, breaker = delivery.envelope.key, self._breaker
         async with self._rates.token(
             request.sender, delivery.waits, is_urgent=delivery.is_urgent
         ) as token:
-            while True:
-                if not self._pace.is_open:
+            answer: Answer | None = None
+            while answer is None:
+                if not breaker.may_go_now:
                     with delivery.waits("pace"):
-                        await self._pace.until_open(key)
-                slot = self._capacity.free_slot() or await self._slot(delivery)
+                        await breaker.wait_for_retry_after(key)
+                slot = self._capacity.free_slot() or await self._wait_for_slot(delivery)
                 with slot:
-                    if not self._pace.lets_through(key) or self._expired(delivery) is not None:
-                        return None
-                    may_go = self._pace.is_open
-                    if may_go:
+                    if not breaker.may_post(key) or self._expired(delivery) is not None:
+                        return HELD
+                    if breaker.may_go_now:  # No wait began while this message waited for its slot.
                         if delivery.is_stale:
                             raise BrokerError("the channel is gone")
                         token.spend()
-                        request_number = self._pace.begin(key)
+                        request_number = breaker.begin(key)
                         slot.begin()
                         try:
                             answer = await self._sender.send(request, delivery)
                         finally:
-                            self._pace.end(request_number)
-                        slot.answer = answer = self._pace.attribute(
-                            answer,
-                            delivery,
-                            request.to,
-                            request.sender,
-                            request_number=request_number,
+                            breaker.end(request_number)
+                        slot.answer = answer = breaker.classify(
+                            answer, delivery, request, request_number=request_number
                         )
                         if self._capacity.until_ack and answer.fate in _MAY_BE_SENT:
                             delivery.give_slot_back = slot.keep()
-                if not may_go:
-                    continue
-                # After most slots are given back: when this begins a pause, who waited for the slot
-                # becomes the probe before the consumer looks whether it has to take one.
-                outcome = self._pace.rule(answer, delivery, request.to, request.sender)
-                if outcome is None or isinstance(outcome, Retried):
-                    # It is sent again anyway.
-                    delivery.free_slot()
-                return outcome
+            # After most slots are given back: when this opens the breaker, a message that waited
+            # for the slot becomes the probe before the consumer looks whether to take one.
+            result = breaker.record(answer, delivery, request)
+            if isinstance(result, (Held, Retried)):
+                # It is sent again anyway.
+                delivery.free_slot()
+            return result
 
-    async def _slot(self, delivery: Delivery) -> Slot:
-        """Wait for a slot, as one that is about to go."""
-        is_other = self._pace.line_up(delivery.envelope.key)
+    async def _wait_for_slot(self, delivery: Delivery) -> Slot:
+        """Wait for a slot, as a message that is about to go."""
+        is_other = self._breaker.line_up(delivery.envelope.key)
         try:
             return await self._capacity.slot(delivery.waits, is_urgent=delivery.is_urgent)
         finally:
-            self._pace.leave_line(is_other=is_other)
+            self._breaker.leave_line(is_other=is_other)
 
     def _count_acceptance(self, delivery: Delivery, request: SendRequest, outcome: Outcome) -> None:
         if not isinstance(outcome, Sent):

@@ -5,20 +5,21 @@
 | 2xx                                                 | SENT      | ack                            |
 | 400 413 414 415 422 431 451, other 4xx              | REFUSED   | dead letter `refused`          |
 | 401 402 407 426 511, 3xx, TLS                       | SETUP     | the worker pauses; no attempt  |
-|                                                     |           | is burned; `evidence`          |
+|                                                     |           | is burned; the classifier      |
 | 403 404 405 410 501 505                             | AMBIGUOUS | up the ladder, no attempt is   |
-|                                                     |           | burned; `evidence` decides     |
+|                                                     |           | burned; the classifier decides |
 | 408 409 421 425                                     | RETRY     | up the ladder                  |
 | 429                                                 | SLOW_DOWN | the worker slows down; no      |
-|                                                     |           | attempt is burned; `evidence`  |
+|                                                     |           | attempt is burned; classifier  |
 | 503 with Retry-After, 521 523 525 526 530           | RETRY     | up the ladder                  |
 | other 5xx, anything that is no status               | UNCERTAIN | up the ladder with the same    |
 |                                                     |           | key, a few times; or `park`    |
 | nothing; the request never left                     | NOT_SENT  | again at once, then the ladder |
 | nothing; the request may have arrived               | UNCERTAIN | as above                       |
 
-`evidence` may show that 401, 402, 429 or 503 with Retry-After is about one message: then that one
-goes up the ladder alone and burns an attempt. If it is about one sender, only that sender waits.
+`failure_classifier` may show that 401, 402, 429 or 503 with Retry-After is about one message: then
+that one goes up the ladder alone and burns an attempt. If it is about one sender, only that sender
+waits.
 """
 
 from enum import Enum

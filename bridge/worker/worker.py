@@ -31,13 +31,13 @@ from bridge.worker.ledger import Ledger
 from bridge.worker.limits.capacity import Capacity
 from bridge.worker.line import Line
 from bridge.worker.metrics import WorkerMetrics
+from bridge.worker.operator_pause import OperatorPause
 from bridge.worker.ordering.active_lock import ActiveLock
 from bridge.worker.ordering.keys import ordering_key
 from bridge.worker.ordering.ordered_consumer import OrderedConsumer
 from bridge.worker.ordering.turns import Turns
 from bridge.worker.own_queues import OwnQueues
-from bridge.worker.pausing.operator_pause import OperatorPause
-from bridge.worker.pausing.pace import Pace
+from bridge.worker.service.breaker import CircuitBreaker
 from bridge.worker.service.sender import Sender
 from bridge.worker.settle import Settler
 
@@ -52,7 +52,7 @@ class Worker:
         settings: Settings,
         *,
         sender: Sender,
-        pace: Pace,
+        breaker: CircuitBreaker,
         publisher: Publisher,
         upkeep: Upkeep,
         peers: Peers,
@@ -61,10 +61,10 @@ class Worker:
         self._settings = own = settings.worker
         self._publisher = publisher
         self._upkeep = upkeep
-        upkeep.changed = pace.changed.set
+        upkeep.changed = breaker.changed.set
         self._peers = peers
         self._sender = sender
-        self._pace = pace
+        self._breaker = breaker
         self._ledger = Ledger(
             heartbeat_seconds=settings.rabbitmq.heartbeat_seconds, window_seconds=own.deduplicate
         )
@@ -73,19 +73,19 @@ class Worker:
         self._settler = Settler(
             own,
             publisher=publisher,
-            block=pace.block,
-            unblock=pace.unblock,
+            block=breaker.block,
+            unblock=breaker.unblock,
             repeated_copies=self._repeated_copies,
             may_set_aside=lambda: self._ledger.has_room_aside,
             metrics=metrics,
         )
         metrics.copies_refused.labels(own.queue).set_function(lambda: self.copies_refused)
-        self._capacity = Capacity(own, changed=pace.changed)
+        self._capacity = Capacity(own, changed=breaker.changed)
         self._dispatcher = Dispatcher(
-            own, sender=sender, pace=pace, capacity=self._capacity, metrics=metrics
+            own, sender=sender, breaker=breaker, capacity=self._capacity, metrics=metrics
         )
         self._queues = OwnQueues(own, metrics)
-        self.operator_pause = OperatorPause(own.queue, pace)
+        self.operator_pause = OperatorPause(own.queue, breaker)
         is_ordered = own.ordering == "recipient"
         self._lock = (
             ActiveLock([own.queue], show=metrics.active.labels(own.queue).set)
@@ -108,7 +108,7 @@ class Worker:
     def _make_sharing(self) -> Sharing:
         return Sharing(
             self._settings.queue,
-            self._pace,
+            self._breaker,
             self._peers,
             is_registered=lambda: self.consumer.is_registered,
             cancelled_consumers=lambda: self._held.cancelled_consumers,
@@ -122,7 +122,7 @@ class Worker:
                 self._lock,
                 held=self._held,
                 may_take=self._may_take,
-                changed=self._pace.changed,
+                changed=self._breaker.changed,
                 on_registered=self._on_registered,
                 on_session_over=self._on_session_over,
                 gauges=gauges,
@@ -130,7 +130,7 @@ class Worker:
         consumer = Consumer(
             queue,
             prefetch=self._prefetch_of_each,
-            changed=self._pace.changed,
+            changed=self._breaker.changed,
             on_delivery=self._held.take,
             on_registered=self._on_registered,
             on_session_over=self._on_session_over,
@@ -163,7 +163,7 @@ class Worker:
             asker=self._asker,
             repeated_copies=self._repeated_copies,
             deduplication=self._deduplication,
-            pace=self._pace,
+            breaker=self._breaker,
             entry_of=self._entry_of,
         )
 
@@ -202,7 +202,7 @@ class Worker:
                 group.create_task(self._capacity.keep_logging())
                 for missing in (self._settler.queue_missing, self._publisher.exchange_missing):
                     group.create_task(self._upkeep.mend(connection, missing))
-                if self._pace.rates.is_shared and self._lock is None:
+                if self._breaker.rates.is_shared and self._lock is None:
                     group.create_task(self._sharing.watch(connection))
                 await self.consumer.serve(connection)
         except BaseExceptionGroup as errors:
@@ -215,7 +215,7 @@ class Worker:
         broker may not have read the acks of some.
         """
         self._claims.is_stopping = True
-        self._pace.others.leave()
+        self._breaker.leave()
         self._sharing.leave()
         self._dispatcher.stop()
         self._settler.hurry()
@@ -226,7 +226,7 @@ class Worker:
             async with asyncio.timeout(timeout_seconds):
                 is_finished = await finish(self._held, self.consumer, self._ledger)
         except TimeoutError:
-            queue, fault = self._pace.pauses.unstored or (None, None)
+            queue, fault = self._breaker.report.unstored or (None, None)
             log.warning("drain_timed_out", queue=queue, fault=fault)
         await self._held.cut_off()
         await self._peers.until_joined(most_seconds=end_at - time.monotonic())
@@ -251,17 +251,17 @@ class Worker:
             # In a drain, a delivery that is a repeat is acked, and any other is left to the next
             # worker.
             return 1
-        if self._pace.broker_blocked or not self._upkeep.is_usable:
+        if self._breaker.is_broker_blocked or not self._upkeep.is_usable:
             return 0
-        self._pace.reopen()
-        if self._pace.paused:
-            return self._pace.probes_wanted
-        return self._pace.rates.most_held(self._capacity.most_held)
+        self._breaker.end_passed_wait()
+        if self._breaker.paused:
+            return self._breaker.probes_wanted
+        return self._breaker.rates.most_held(self._capacity.most_held)
 
     def _may_take(self) -> bool:
         """Whether to take messages in their order: in a pause too, but not in an operator's."""
-        self._pace.reopen()
-        return self._upkeep.is_usable and not self._pace.is_held
+        self._breaker.end_passed_wait()
+        return self._upkeep.is_usable and not self._breaker.is_paused_by_operator
 
     def _make_room(self) -> None:
         """Take others beside those that wait for peers, when these leave few places."""
@@ -273,7 +273,7 @@ class Worker:
         self._ledger.consuming_again()
         if self._lock is not None:
             # No other worker sends now.
-            self._pace.rates.divide_by(1)
+            self._breaker.rates.divide_by(1)
         self._sharing.tell()
         # Redeliveries may have come before the broker's answer to the consume was read.
         self._make_room()

@@ -147,7 +147,7 @@ async def test_a_node_that_does_not_know_yet(bench: Bench, monkeypatch: pytest.M
     longer has been ended. Takes those seconds.
     """
     stale_seconds = 4
-    monkeypatch.setattr("bridge.worker.pausing.operator_pause.STALE_SECONDS", stale_seconds)
+    monkeypatch.setattr("bridge.worker.operator_pause.STALE_SECONDS", stale_seconds)
     elsewhere = str(URL(bench.broker.url).with_path("/stale"))
     await asyncio.to_thread(bench.broker.ctl, "add_vhost", "stale")
     await asyncio.to_thread(

@@ -15,9 +15,9 @@ from bridge.worker.fates import Answer
 from bridge.worker.limits.capacity import Capacity
 from bridge.worker.metrics import WorkerMetrics
 from bridge.worker.outcomes import Dead, Policy, Retried, Sent
-from bridge.worker.pausing.pace import Pace
 from bridge.worker.request import SendRequest
 from bridge.worker.service.sender import Sender
+from tests.breakers import make_breaker
 from tests.deliveries import make_delivery
 from tests.simulation.exchange import Exchange, SimulatedPeers, start
 from tests.simulation.queue import Message, Queue
@@ -56,37 +56,36 @@ class Worker:
         metrics = WorkerMetrics(
             new_registry(), queue="q", retry_queues=["q.retry.5s"], dead="q.dead"
         )
-        self.pace = Pace(
-            settings.rate_limit,
-            policy=Policy.of(settings),
-            outage_after_seconds=settings.outage_after,
-            metrics=metrics,
-            clock=loop.time,
-        )
         self.peers = SimulatedPeers(exchange)
         peers = cast("Peers", self.peers)
         self.setup = setup
         self.joint_pause = JointPause(
-            self.pace,
             peers,
             setup=lambda: self.setup,
-            can_take=lambda: self.can_take,
             turn_seconds=settings.retry_delays[0],
             clock=loop.time,
         )
+        self.breaker = make_breaker(
+            Policy.of(settings),
+            metrics,
+            limit=settings.rate_limit,
+            cluster=self.joint_pause,
+            clock=loop.time,
+        )
+        self.joint_pause.follow(self.breaker, can_take=lambda: self.can_take)
         self.sharing = Sharing(
             "q",
-            self.pace,
+            self.breaker,
             peers,
             is_registered=lambda: self._prefetch > 0,
             cancelled_consumers=lambda: self.cancelled_consumers,
             clock=loop.time,
         )
-        self._capacity = Capacity(settings, changed=self.pace.changed, clock=loop.time)
+        self._capacity = Capacity(settings, changed=self.breaker.changed, clock=loop.time)
         self._dispatcher = Dispatcher(
             settings,
             sender=cast("Sender", self),
-            pace=self.pace,
+            breaker=self.breaker,
             capacity=self._capacity,
             metrics=metrics,
             now=loop.time,
@@ -116,19 +115,19 @@ class Worker:
         self.peers.join()
         start(self.peers.keep_beating(), self.tasks)
         await asyncio.sleep(ALONE_SECONDS if is_first else ACQUAINTING_SECONDS)
-        if self.pace.rates.is_shared:
+        if self.breaker.rates.is_shared:
             start(self.sharing.follow(self._count), self.tasks)
         while True:
             self._register()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(5):
-                    await self.pace.changed.wait()
-            self.pace.changed.clear()
+                    await self.breaker.changed.wait()
+            self.breaker.changed.clear()
 
     def stop(self) -> None:
         """Drain: take and send nothing new, give back what waits, let the rest end."""
         self._is_stopping = True
-        self.joint_pause.leave()
+        self.breaker.leave()
         self.sharing.leave()
         self._dispatcher.stop()
         self._register()
@@ -161,10 +160,10 @@ class Worker:
     def _wanted(self) -> int:
         if not self.can_take:
             return 0
-        self.pace.reopen()
-        if self.pace.paused:
-            return self.pace.probes_wanted
-        return self.pace.rates.most_held(self._capacity.most_held)
+        self.breaker.end_passed_wait()
+        if self.breaker.paused:
+            return self.breaker.probes_wanted
+        return self.breaker.rates.most_held(self._capacity.most_held)
 
     # Messages
 

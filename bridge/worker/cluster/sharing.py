@@ -27,7 +27,7 @@ from bridge.topology.queue_sizes import try_to_read_queue
 from bridge.worker.cluster.beats import HEARD, REMEMBERED, SPEAKING, Silence
 from bridge.worker.cluster.exchange import Peers
 from bridge.worker.cluster.messages import Facts
-from bridge.worker.pausing.pace import Pace
+from bridge.worker.service.breaker import CircuitBreaker
 
 # How often the number of workers is looked at, and the consumers are counted.
 LOOK_SECONDS: Final = 0.1
@@ -62,7 +62,7 @@ class RollCall(Facts):
 
 
 class Sharing:
-    """Tells a worker's `pace` with how many it shares the limits, as long as a queue is served.
+    """Tells a worker with how many it shares the limits, as long as a queue is served.
 
     `is_registered` says whether the broker has this worker as a consumer, `cancelled_consumers` how
     many more it counts that have been.
@@ -71,7 +71,7 @@ class Sharing:
     def __init__(
         self,
         queue: str,
-        pace: Pace,
+        breaker: CircuitBreaker,
         peers: Peers,
         *,
         is_registered: Callable[[], bool],
@@ -79,7 +79,7 @@ class Sharing:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._queue = queue
-        self._pace = pace
+        self._breaker = breaker
         self._peers = peers
         self._is_registered = is_registered
         self._cancelled_consumers = cancelled_consumers
@@ -158,13 +158,18 @@ class Sharing:
         self._owners[self._peers.worker_id] = self._own_consumers
         self._consumers = consumers
         if not self._peers.is_up and consumers is not None and self._is_registered():
-            self._pace.share_with(consumers - self._cancelled_consumers())
+            self._share_alone(consumers - self._cancelled_consumers())
+
+    def _share_alone(self, consumers: int) -> None:
+        """Share the limits with so many consumers; a paused worker does not count itself."""
+        if not self._breaker.takes_nothing:
+            self._breaker.rates.share_with(consumers)
 
     def _look(self) -> None:
         if self._peers.is_up:
             heard = self._heard
             self._call_roll(-self._uncounted(heard))
-            self._pace.rates.divide_by(self._workers(heard))
+            self._breaker.rates.divide_by(self._workers(heard))
 
     def _call_roll(self, missing: int) -> None:
         """Ask who is there when more consumers are missing than before, unless one just did."""

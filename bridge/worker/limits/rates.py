@@ -62,7 +62,7 @@ class RateLimits:
     ) -> None:
         self._limit = limit
         self._most_wait_seconds = min(most_wait_seconds, MAX_HOLD_SECONDS)
-        self._changed = changed
+        self.changed = changed
         self._metrics = metrics
         self._clock = clock
         # Then nothing is sent before `share_with` has been called with the number of workers.
@@ -225,7 +225,7 @@ class RateLimits:
     def _has_room(self) -> bool:
         if self._waiting < self._room:
             return True
-        self._changed.set()
+        self.changed.set()
         return False
 
     def _common_line(self) -> Line:

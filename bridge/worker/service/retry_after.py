@@ -1,12 +1,31 @@
-"""`Retry-After`: how long the SMS API wants to be left alone (RFC 9110, 10.2.3)."""
+"""`Retry-After`: how long the SMS API wants to be left alone (RFC 9110, 10.2.3).
 
+The module reads the header and remembers the resulting wait, for all messages or for one sender.
+"""
+
+from collections import OrderedDict
 from datetime import UTC
 from email.utils import parsedate_to_datetime
-from typing import Final
+from typing import Final, NamedTuple
+
+from bridge.worker.delivery import MAX_HOLD_SECONDS
 
 MAX_RETRY_AFTER_SECONDS: Final = 900.0
 # From 2001 to 5138: nobody asks for a wait of thirty years.
 _LIKE_AN_EPOCH: Final = (1e9, 1e11)
+# Without `Retry-After` the wait begins with one second and doubles with each 429 up to a minute.
+FIRST_WAIT_SECONDS: Final = 1.0
+MAX_DOUBLINGS: Final = 6
+# Upwards only: a request that comes too early is refused again.
+MAX_JITTER: Final = 1.1
+# The longest wait that another worker may ask for.
+MAX_RECEIVED_SECONDS: Final = MAX_RETRY_AFTER_SECONDS * MAX_JITTER
+MAX_SENDERS: Final = 1000
+# Messages may leave for the retry queues in the second wait in a row, or in a wait that is longer
+# than this, so that messages of other senders come to the front of the queue.
+LONG_WAIT_SECONDS: Final = 6.0
+# So many may leave in each wait: a limit that holds for all must not copy the whole queue.
+MAX_LEAVING: Final = 1000
 
 
 def read_retry_after(
@@ -15,8 +34,8 @@ def read_retry_after(
     """Read `Retry-After` as seconds from now, clamped to 0..900.
 
     A date, or the seconds since 1970 of one, counts from the server's own `Date`, so that a skewed
-    clock on either side does no harm. Of several headers the longest wait counts; what cannot be
-    read is ignored.
+    clock on either side does no harm. Of several headers the longest wait counts; an unreadable
+    value is ignored.
     """
     start = _read_date(server_date) if server_date else None
     waits = [_read_wait(value.strip(), now if start is None else start) for value in values]
@@ -40,3 +59,107 @@ def _read_date(value: str) -> float | None:
         return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
     except (ValueError, TypeError, IndexError, OverflowError, OSError):
         return None
+
+
+class RetryAfter(NamedTuple):
+    """The wait after a 429. Times are of the monotonic clock; `chance` is a number from 0 to 1.
+
+    `slow_downs` counts the waits in a row. Until `asked_until` the service itself has asked this
+    worker to wait; `ends_at` includes the waits that other workers have published. `may_leave` more
+    messages may leave for the retry queues in this wait.
+    """
+
+    slow_downs: int = 0
+    asked_until: float = 0.0
+    ends_at: float = 0.0
+    may_leave: int = 0
+
+    def seconds_left(self, now: float) -> float:
+        """Return the rest of the wait; zero or less when it is over."""
+        return self.ends_at - now
+
+    def after_429(
+        self, seconds: float | None, *, now: float, chance: float
+    ) -> tuple["RetryAfter", float]:
+        """Return the wait after one more 429, and its seconds without the jitter.
+
+        `seconds` is the answer's `Retry-After`; without it the wait is our own back-off.
+        """
+        # Of many 429s at once only the first lengthens the back-off.
+        is_new = self.ends_at <= now
+        slow_downs = self.slow_downs + is_new
+        own = FIRST_WAIT_SECONDS * 2.0 ** min(slow_downs - 1, MAX_DOUBLINGS)
+        wait = seconds or min(own, MAX_HOLD_SECONDS)
+        end = now + wait * (1.0 + (MAX_JITTER - 1.0) * chance)
+        retry_after = RetryAfter(
+            slow_downs,
+            asked_until=max(self.asked_until, end),
+            ends_at=max(self.ends_at, end),
+            may_leave=MAX_LEAVING if is_new else self.may_leave,
+        )
+        return retry_after, wait
+
+    def after_peer(self, seconds: float, *, now: float) -> "RetryAfter":
+        """Return the wait after another worker has been asked for one.
+
+        A worker that publishes a longer wait than any service is granted is broken, and stops no
+        other worker for longer.
+        """
+        seconds = min(seconds, MAX_RECEIVED_SECONDS)
+        is_new = self.ends_at <= now < now + seconds
+        return RetryAfter(
+            self.slow_downs + is_new,
+            asked_until=self.asked_until,
+            ends_at=max(self.ends_at, now + seconds),
+            may_leave=MAX_LEAVING if is_new else self.may_leave,
+        )
+
+    def lets_leave(self, now: float) -> bool:
+        """Whether a message may leave for the retry queues, instead of waiting here."""
+        left = self.seconds_left(now)
+        return left > 0 and (self.slow_downs > 1 or left > LONG_WAIT_SECONDS) and self.may_leave > 0
+
+    def after_leaving(self) -> "RetryAfter":
+        """Return the same wait after a message has left."""
+        return self._replace(may_leave=self.may_leave - 1)
+
+    def after_acceptance(self) -> "RetryAfter":
+        """Return the same wait, with a back-off that begins with its shortest wait again."""
+        return self._replace(slow_downs=0) if self.slow_downs else self
+
+
+class SenderRetryAfter:
+    """The waits of single senders, while all others go on; bounded, the oldest are dropped first.
+
+    A sender's entry lasts from its first wait until the service accepts a message of the sender.
+    """
+
+    def __init__(self) -> None:
+        self._waits: OrderedDict[str, RetryAfter] = OrderedDict()
+        # Read for each message.
+        self.is_empty = True
+
+    def seconds_left(self, sender: str, *, now: float) -> float:
+        """Return how long a sender has to wait; zero or less if it may go."""
+        wait = self._waits.get(sender)
+        return 0.0 if wait is None else wait.seconds_left(now)
+
+    def extend(self, sender: str, seconds: float | None, *, now: float, chance: float) -> float:
+        """Let a sender wait, and return for how many seconds."""
+        former = self._waits.get(sender, RetryAfter())
+        wait, _ = former.after_429(seconds, now=now, chance=chance)
+        self._waits[sender] = wait
+        if len(self._waits) > MAX_SENDERS:
+            self._waits.popitem(last=False)
+        self.is_empty = False
+        return wait.seconds_left(now)
+
+    def accept(self, sender: str) -> None:
+        """End the wait of a sender: the service has accepted a message of it."""
+        if not self.is_empty and self._waits.pop(sender, None) is not None:
+            self.is_empty = not self._waits
+
+    def clear(self) -> None:
+        """End all waits: the API key has changed."""
+        self._waits.clear()
+        self.is_empty = True

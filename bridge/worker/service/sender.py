@@ -73,7 +73,8 @@ class Sender:
         """POST a delivery's request and say what became of it; never raises for what the API does.
 
         A request that never left is tried again in place, at most three times in ten seconds.
-        Everything else is returned at once: repeating it is up to `pace` and the ladder.
+        Everything else is returned at once: the circuit breaker and the retry ladder decide
+        whether to repeat it.
         """
         started = time.monotonic()
         answer = await self._post(request, delivery, started)

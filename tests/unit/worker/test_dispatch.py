@@ -1,6 +1,6 @@
 """One delivery's way to its outcome: what it waits for, in what order, and what it gives back.
 
-Capacity, pace and rate limits are the real ones; the service is a script. All run on an
+Capacity, circuit breaker and rate limits are the real ones; the service is a script. All run on an
 event loop whose time leaps to the next timer.
 """
 
@@ -19,9 +19,9 @@ from bridge.worker.dispatch import Dispatcher
 from bridge.worker.fates import Answer, judge_status
 from bridge.worker.limits.capacity import Capacity
 from bridge.worker.outcomes import Dead, Outcome, Policy, Retried, Sent
-from bridge.worker.pausing.pace import Pace
 from bridge.worker.request import SendRequest
 from bridge.worker.service.sender import Sender
+from tests.breakers import make_breaker, open_breaker
 from tests.clock import LeapingWorld
 from tests.deliveries import make_delivery
 
@@ -80,18 +80,14 @@ class World(LeapingWorld):
         self.service = Service()
         self.session = Session()
         worker = WorkerSettings(queue="q", rate_limit=limit or RateLimitSettings(), **settings)
-        self.pace = Pace(
-            worker.rate_limit,
-            policy=Policy.of(worker),
-            outage_after_seconds=10.0,
-            metrics=self.metrics,
-            clock=self.loop.time,
+        self.breaker = make_breaker(
+            Policy.of(worker), self.metrics, limit=worker.rate_limit, clock=self.loop.time
         )
-        self.capacity = Capacity(worker, changed=self.pace.changed, clock=self.loop.time)
+        self.capacity = Capacity(worker, changed=self.breaker.changed, clock=self.loop.time)
         self.dispatcher = Dispatcher(
             worker,
             sender=cast("Sender", self.service),
-            pace=self.pace,
+            breaker=self.breaker,
             capacity=self.capacity,
             metrics=self.metrics,
             now=self.loop.time,
@@ -185,8 +181,8 @@ def test_each_wait_has_its_cause_and_they_add_up() -> None:
     with closing(World(limit)) as world:
         second = world.delivery("second", not_before=world.began + 4)
         # The first has its answer at 2; the token comes at 10, while the broker stores nothing.
-        world.at(9, lambda: world.pace.block("sms.outbound.dead", "nacked"))
-        world.at(13, world.pace.unblock)
+        world.at(9, lambda: world.breaker.block("sms.outbound.dead", "nacked"))
+        world.at(13, world.breaker.unblock)
         world.all_of(world.delivery("first"), second, to="same")
 
         waited = second.waited_seconds
@@ -331,8 +327,8 @@ def test_who_waited_for_the_slot_is_the_probe_before_more_is_taken(world: World)
     world.service.script["first"] = [status(401)]
 
     async def consumer() -> tuple[str | None, int]:
-        await world.pace.changed.wait()
-        return world.pace.paused, world.pace.probes_wanted
+        await world.breaker.changed.wait()
+        return world.breaker.paused, world.breaker.probes_wanted
 
     async def everyone() -> tuple[str | None, int]:
         looked = asyncio.create_task(consumer())
@@ -362,17 +358,17 @@ def test_probe_is_held_and_tried_again(world: World) -> None:
     assert isinstance(world.all_of(delivery)[0], Sent)
     assert [key for _, key in world.posts] == ["m"] * 3
     assert set(delivery.waited_seconds) == {"probe"}
-    assert world.pace.paused is None
+    assert world.breaker.paused is None
 
 
 def test_probe_gives_its_place_up(world: World) -> None:
     """When the probe has its outcome another message can be the probe."""
-    world.pace.pause("misconfigured")
+    open_breaker(world.breaker, "misconfigured")
     world.service.script["m"] = [httpx.ProtocolError("x")]
     with pytest.raises(httpx.ProtocolError):
         world.one("m")
 
-    assert world.pace.probes_wanted == 1
+    assert world.breaker.probes_wanted == 1
 
 
 def test_long_pause_is_waited_for_on_the_ladder(world: World) -> None:
@@ -391,7 +387,7 @@ def outage(world: World) -> None:
     for number in range(10):
         world.service.script[f"failed {number}"] = [FAILED]
         world.one(f"failed {number}")
-    assert world.pace.paused == "outage"
+    assert world.breaker.paused == "outage"
 
 
 def test_last_try_in_an_outage(world: World) -> None:
@@ -440,12 +436,12 @@ def test_ambiguous_once_and_twice(world: World) -> None:
 
 def test_short_slow_down_is_waited_for_here(world: World) -> None:
     """After a 429 with a short wait the same delivery is posted again, when the wait is over."""
-    world.service.script["m"] = [status(429, wait=20)]
+    world.service.script["m"] = [status(429, wait=5)]
     delivery = world.delivery("m")
 
     assert isinstance(world.all_of(delivery)[0], Sent)
     (_, _), (again, _) = world.posts
-    assert LATENCY_SECONDS + 20 <= again <= LATENCY_SECONDS + 22
+    assert LATENCY_SECONDS + 5 <= again <= LATENCY_SECONDS + 6
     assert delivery.waited_seconds == {"pace": pytest.approx(again - LATENCY_SECONDS)}
 
 
@@ -458,12 +454,12 @@ def test_long_slow_down_is_waited_for_on_the_ladder(world: World) -> None:
 
 def test_slow_down_begins_while_another_waits_for_the_slot(world: World) -> None:
     """Who gets a slot when the service has just asked for a wait gives it back, and waits too."""
-    world.service.script["m"] = [status(429, wait=20)]
+    world.service.script["m"] = [status(429, wait=5)]
     slow, other = world.delivery("m"), world.delivery("other")
     world.all_of(slow, other)
 
-    assert min(slow.waited_seconds["pace"], other.waited_seconds["pace"]) >= 20
-    assert [at < LATENCY_SECONDS + 20 for at, _ in world.posts] == [True, False, False]
+    assert min(slow.waited_seconds["pace"], other.waited_seconds["pace"]) >= 5
+    assert [at < LATENCY_SECONDS + 5 for at, _ in world.posts] == [True, False, False]
 
 
 def test_limit_learns_from_the_answers() -> None:
@@ -478,7 +474,7 @@ def test_limit_learns_from_the_answers() -> None:
 
 def test_limited_twice_with_nothing_else_at_hand(world: World) -> None:
     """A delivery that the service has put off twice, and alone, makes room for others."""
-    world.service.script["m"] = [status(429, wait=25)] * 9
+    world.service.script["m"] = [status(429, wait=5)] * 9
     delivery = world.delivery("m")
     outcome = world.all_of(delivery)[0]
 
@@ -486,7 +482,7 @@ def test_limited_twice_with_nothing_else_at_hand(world: World) -> None:
     assert outcome.reason == "rate_limited"
     assert not outcome.burned
     # The wait that was asked for, with a tenth of jitter, then some seconds behind others.
-    assert 25 <= delivery.held_seconds <= 25 * 1.1 + 5
+    assert 5 <= delivery.held_seconds <= 5 * 1.1 + 5
 
 
 # --- Rate limits ----------------------------------------------------------------------------------
@@ -575,8 +571,8 @@ def test_cancelled_wait_gives_back_token_and_slot(waits_for: str) -> None:
                 tasks += [world.start(world.delivery("one more"))]
                 await asyncio.sleep(0)
             if waits_for == "pace":
-                world.pace.block("sms.outbound.dead", "nacked")
-                world.at(5, world.pace.unblock)
+                world.breaker.block("sms.outbound.dead", "nacked")
+                world.at(5, world.breaker.unblock)
             else:
                 tasks += [world.start(deliveries[0])]
             await asyncio.sleep(0.5)

@@ -14,15 +14,15 @@ import pytest
 from bridge.amqp.properties import Properties
 from bridge.amqp.publication import READ_ITERATIONS
 from bridge.amqp.publisher import Publisher
-from bridge.config import RateLimitSettings, WorkerSettings
+from bridge.config import WorkerSettings
 from bridge.errors import BrokerError, Confirm
 from bridge.worker import envelope
 from bridge.worker.acceptances import Accepted
 from bridge.worker.delivery import Delivery, WaitCause
 from bridge.worker.outcomes import Dead, Outcome, Policy, Retried, Sent
-from bridge.worker.pausing.pace import Pace
 from bridge.worker.settle import Settler, accepted
 from bridge.worker.storing import MAX_UNCONFIRMED_SECONDS
+from tests.breakers import make_breaker
 from tests.clock import LeapingWorld
 from tests.deliveries import make_delivery
 from tests.ears import Ears
@@ -38,24 +38,18 @@ UNSENT = Dead("expired", "too late")
 
 
 class World(LeapingWorld):
-    """A settler between a broker, a pace and a channel."""
+    """A settler between a broker, a circuit breaker and a channel."""
 
     def __init__(self) -> None:
         super().__init__()
         self.broker = Broker(self.loop)
         self.channel = Channel()
-        self.pace = Pace(
-            RateLimitSettings(),
-            policy=Policy.of(WorkerSettings()),
-            outage_after_seconds=10.0,
-            metrics=self.metrics,
-            clock=self.loop.time,
-        )
+        self.breaker = make_breaker(Policy.of(WorkerSettings()), self.metrics, clock=self.loop.time)
         self.settler = Settler(
             WorkerSettings(queue="q"),
             publisher=cast("Publisher", self.broker),
-            block=self.pace.block,
-            unblock=self.pace.unblock,
+            block=self.breaker.block,
+            unblock=self.breaker.unblock,
             repeated_copies=nobody_told(self.metrics),
             may_set_aside=lambda: True,
             metrics=self.metrics,
@@ -225,13 +219,13 @@ def test_nothing_new_is_taken_while_anything_is_held_up(world: World) -> None:
         await asyncio.sleep(0)
         second = asyncio.create_task(world.settler.replace(world.delivery(), DEAD))
         await asyncio.sleep(0)
-        states.append(world.pace.broker_blocked)
+        states.append(world.breaker.is_broker_blocked)
         # The second one fails twice more, the first only once.
         world.broker.faults = ["timeout"]
         await asyncio.wait({first, second}, return_when=asyncio.FIRST_COMPLETED)
-        states.append(world.pace.broker_blocked)
+        states.append(world.breaker.is_broker_blocked)
         await asyncio.gather(first, second)
-        states.append(world.pace.broker_blocked)
+        states.append(world.breaker.is_broker_blocked)
 
     world.broker.faults = ["timeout", "timeout"]
     world.run(look())
@@ -253,7 +247,7 @@ def test_a_copy_whose_confirm_is_late_is_published_once(world: World, ears: Ears
     assert world.replace(UNSENT) == pytest.approx(47.0)
     assert (world.broker.written, len(world.broker.published)) == (1, 1)
     assert [line["fault"] for line in ears.heard("not_stored")] == ["timeout"] * 4
-    assert not world.pace.broker_blocked
+    assert not world.breaker.is_broker_blocked
     assert world.value("pauses_total", reason="broker_blocked") == 1
 
 
@@ -377,7 +371,7 @@ def test_a_copy_of_what_the_broker_delivers_again_is_given_up(world: World) -> N
 
     with pytest.raises(BrokerError, match=r"^the channel is gone$"):
         world.replace(UNSENT)
-    assert not world.pace.broker_blocked
+    assert not world.breaker.is_broker_blocked
     assert world.broker.published == []
 
 

@@ -20,10 +20,10 @@ from bridge.worker.cluster.exchange import Peers
 from bridge.worker.delivery import Delivery
 from bridge.worker.fates import Answer, judge_status
 from bridge.worker.outcomes import Policy
-from bridge.worker.pausing.pace import Pace
 from bridge.worker.request import SendRequest
 from bridge.worker.service.sender import Sender
 from bridge.worker.worker import Worker
+from tests.breakers import make_breaker, open_breaker
 from tests.clock import LeapingWorld
 from tests.deliveries import make_delivery
 from tests.ears import Ears
@@ -96,17 +96,16 @@ class World(LeapingWorld):
         self.service = Service(self.told)
         self.connection = Connection(self.told)
         settings = Settings(worker=WorkerSettings(queue="q", **own))
-        self.pace = Pace(
-            settings.worker.rate_limit,
-            policy=Policy.of(settings.worker),
-            outage_after_seconds=10.0,
-            metrics=self.metrics,
+        self.breaker = make_breaker(
+            Policy.of(settings.worker),
+            self.metrics,
+            limit=settings.worker.rate_limit,
             clock=self.loop.time,
         )
         self.worker = Worker(
             settings,
             sender=cast("Sender", self.service),
-            pace=self.pace,
+            breaker=self.breaker,
             publisher=cast("Publisher", self.broker),
             upkeep=cast("Upkeep", FixedTopology()),
             peers=Peers("q", is_enabled=False, metrics=self.metrics, clock=self.loop.time),
@@ -305,7 +304,7 @@ def test_repeat_in_a_pause_does_not_wait(world: World) -> None:
     async def both() -> None:
         first = world.take()
         await asyncio.sleep(1.1)
-        assert world.pace.paused == "credentials_rejected"
+        assert world.breaker.paused == "credentials_rejected"
         await world.take()
         assert not first.done()
         await first
@@ -386,7 +385,7 @@ def test_what_waits_goes_back_when_the_worker_stops(world: World) -> None:
     async def play() -> None:
         in_flight = world.take()
         await asyncio.sleep(0.5)
-        world.pace.pause("operator")
+        open_breaker(world.breaker, "misconfigured")
         waiting = world.take(body=BODY.replace(b"Hi", b"Ho"))
         await asyncio.sleep(0.1)
         await world.worker.drain(5.0)

@@ -57,7 +57,7 @@ async def revoke(world: World, number: int = 3) -> None:
 
 def reasons(world: World) -> set[str | None]:
     """Return why the workers are paused."""
-    return {worker.pace.paused for worker in world.workers}
+    return {worker.breaker.paused for worker in world.workers}
 
 
 def probers(world: World) -> list[int]:
@@ -213,7 +213,7 @@ def test_one_that_the_others_cannot_hear_probes_for_itself(world: World) -> None
 
         world.service.answer = lambda worker, _: (401, None) if worker == 2 else (200, None)
         await asyncio.sleep(5)
-        assert [worker.pace.paused for worker in world.workers] == [
+        assert [worker.breaker.paused for worker in world.workers] == [
             None,
             None,
             "credentials_rejected",
@@ -325,7 +325,7 @@ def test_one_that_reaches_nothing_holds_up_nobody(world: World, ears: Ears) -> N
             world.queue.publish(5)
             await asyncio.sleep(0.1)
 
-        assert [worker.pace.paused for worker in world.workers] == ["outage", None, None]
+        assert [worker.breaker.paused for worker in world.workers] == ["outage", None, None]
         assert world.sent > 1900
 
     world.play(story())
@@ -352,13 +352,13 @@ def test_one_that_reaches_nothing_holds_up_idle_workers_once(world: World) -> No
         for _ in range(1000):
             world.queue.publish(1)
             await asyncio.sleep(0.1)
-            assert world.workers[1].pace.paused is None
+            assert world.workers[1].breaker.paused is None
 
-        assert world.workers[0].pace.paused == "outage"
+        assert world.workers[0].breaker.paused == "outage"
         # Nor does one join it that has not sent anything yet.
         (fresh,) = world.start(1)
         await asyncio.sleep(1.5)
-        assert fresh.pace.paused is None
+        assert fresh.breaker.paused is None
 
     world.play(story())
 
@@ -395,7 +395,7 @@ def test_a_wrong_key_of_one_worker_stops_no_other(world: World) -> None:
         world.queue.publish(1000)
         await asyncio.sleep(10)
 
-        assert [worker.pace.paused for worker in world.workers] == [
+        assert [worker.breaker.paused for worker in world.workers] == [
             *[None] * 3,
             "credentials_rejected",
         ]
@@ -416,9 +416,9 @@ def test_a_new_key_is_tried_at_once(world: World) -> None:
         resumed = []
         for worker in world.workers:
             keys[worker.number], worker.setup = "new", "22" * 8
-            worker.joint_pause.renew_key()
+            worker.joint_pause.renew_key(worker.breaker)
             await asyncio.sleep(1)
-            resumed.append([one.pace.paused is None for one in world.workers])
+            resumed.append([one.breaker.paused is None for one in world.workers])
 
         assert resumed == [[True, False, False], [True, True, False], [True, True, True]]
 
@@ -534,7 +534,7 @@ def test_no_wait_that_a_peer_tells_of_is_longer_than_any_that_is_kept(world: Wor
         broken.peers.tell(PauseState(setup=SETUP, reason=None, closed_seconds=1e9))
         await asyncio.sleep(1)
 
-        assert 0 < sound.pace.gate.closed_seconds < 1.1 * MAX_RETRY_AFTER_SECONDS
+        assert 0 < sound.breaker.retry_after_seconds < 1.1 * MAX_RETRY_AFTER_SECONDS
 
     world.play(story())
 
@@ -576,9 +576,10 @@ def test_the_event_loop_does_not_wait_for_the_name_of_the_set_up(
         joint_pause, peers = world.workers[0].joint_pause, world.workers[0].peers
         monkeypatch.setattr(joint_pause, "_name_setup", name_slowly)
         monkeypatch.setattr(peers, "tell", told.append)
-        joint_pause.renew_key()
+        breaker = world.workers[0].breaker
+        joint_pause.renew_key(breaker)
         may_go_on.set()
-        joint_pause.note_slow_down()
+        joint_pause.publish("retry_after", breaker.state)
 
     world.play(story())
 

@@ -310,3 +310,24 @@ def test_who_hears_nobody_counts_consumers(world: World) -> None:
 
     assert {post.worker for post in world.service.posts} == {0, 1}
     assert 90 <= most_in([at for at in world.posts() if at > 5], 1) <= 105
+
+
+def test_who_hears_nobody_keeps_its_part_in_a_pause(world: World) -> None:
+    """A paused worker is no consumer at times, and counts on the others to come back."""
+
+    async def story() -> None:
+        fresh = world.start(2)
+        await asyncio.sleep(0.1)
+        for worker in fresh:
+            worker.peers.leave()
+        await asyncio.sleep(5)
+        world.service.answer = lambda *_: (401, None)
+        world.queue.publish(100)
+        await asyncio.sleep(1)
+        assert fresh[0].breaker.takes_nothing
+        fresh[1].kill()
+        await asyncio.sleep(20)
+
+        assert fresh[0].breaker.rates._workers == 2
+
+    world.play(story())

@@ -1,23 +1,16 @@
-"""Which pauses of a worker are on, and since when: for the metrics, the log and /readyz."""
+"""The pauses of a worker and their beginnings: for the metrics, the log and /readyz."""
 
 import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from bridge.errors import PublishFault
 from bridge.telemetry.log_format import utc_text
 from bridge.telemetry.logs import Log
 from bridge.worker.fates import PauseReason
 from bridge.worker.metrics import WorkerMetrics
+from bridge.worker.service.breaker_events import PauseBegan, Unstored
 
 log = Log(__name__)
-
-
-class Unstored(NamedTuple):
-    """The queue for which the broker does not store a copy, and how it refuses."""
-
-    queue: str
-    fault: PublishFault
 
 
 class _Begun(NamedTuple):
@@ -27,36 +20,27 @@ class _Begun(NamedTuple):
     unstored: Unstored | None
 
 
-class Pauses:
-    """One worker's; at most one of each reason is on. `clock` tells unix seconds."""
+class PauseReport:
+    """The pauses of one worker, at most one for each reason. `clock` returns unix seconds."""
 
     def __init__(self, metrics: WorkerMetrics, *, clock: Callable[[], float] = time.time) -> None:
         self._metrics = metrics
         self._clock = clock
         self._on: dict[PauseReason, _Begun] = {}
 
-    def begin(
-        self,
-        reason: PauseReason,
-        *,
-        status: int | None = None,
-        code: str | None = None,
-        unstored: Unstored | None = None,
-    ) -> None:
-        """Note that one begins.
-
-        `status` and `code` are what the API answered, `unstored` what the broker does not store.
-        """
-        begun = _Begun(self._clock(), status, code, unstored)
-        self._on[reason] = begun
+    def begin(self, began: PauseBegan) -> None:
+        """Note the beginning of a pause."""
+        reason, status, code, unstored = began
+        since = self._clock()
+        self._on[reason] = _Begun(since, status, code, unstored)
         self._metrics.paused.labels(reason).set(1)
-        self._metrics.paused_since.labels(reason).set(begun.since)
+        self._metrics.paused_since.labels(reason).set(since)
         self._metrics.pauses.labels(reason).inc()
         queue, fault = unstored or (None, None)
         log.warning("paused", reason=reason, status=status, code=code, queue=queue, fault=fault)
 
     def note_unstored(self, reason: PauseReason, unstored: Unstored) -> None:
-        """Note what the broker does not store by now, in a pause that is on."""
+        """Note the copy that the broker refused last, in a pause that is on."""
         self._on[reason] = self._on[reason]._replace(unstored=unstored)
 
     @property
@@ -66,18 +50,18 @@ class Pauses:
         return None if begun is None else begun.unstored
 
     def turn(self, reason: PauseReason) -> None:
-        """Note that one goes on for another reason, which begins next."""
+        """Note that a pause goes on for another reason, which begins next."""
         del self._on[reason]
         self._metrics.paused.labels(reason).set(0)
         self._metrics.paused_since.labels(reason).set(0)
 
     def end(self, reason: PauseReason) -> None:
-        """Note that one is over."""
+        """Note the end of a pause."""
         self.turn(reason)
         log.info("resumed", reason=reason)
 
     def facts(self) -> list[dict[str, object]]:
-        """Tell each pause that is on, the oldest first."""
+        """Describe each pause that is on, the oldest first."""
         return [
             {
                 "reason": reason,

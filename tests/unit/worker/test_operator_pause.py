@@ -9,9 +9,9 @@ from typing import cast
 import pytest
 
 from bridge.amqp.client import Connection
-from bridge.worker.pausing import operator_pause
-from bridge.worker.pausing.operator_pause import STALE_SECONDS, OperatorPause
-from bridge.worker.pausing.pace import Pace
+from bridge.worker import operator_pause
+from bridge.worker.operator_pause import STALE_SECONDS, OperatorPause
+from bridge.worker.service.breaker import CircuitBreaker
 from tests.clock import Clock
 
 LITTLE = 1.0
@@ -24,18 +24,18 @@ class Node:
         self.knows = knows
 
 
-class Held:
-    """What stands in for the pace."""
+class Breaker:
+    """A stand-in for the circuit breaker."""
 
-    is_held = False
+    is_paused_by_operator = False
 
-    def hold(self) -> None:
-        """Be held."""
-        self.is_held = True
+    def operator_paused(self) -> None:
+        """Begin a pause."""
+        self.is_paused_by_operator = True
 
-    def release(self) -> None:
-        """Be held no more."""
-        self.is_held = False
+    def operator_resumed(self) -> None:
+        """End it."""
+        self.is_paused_by_operator = False
 
 
 class World:
@@ -43,15 +43,15 @@ class World:
 
     def __init__(self) -> None:
         self.clock = Clock()
-        self.pace = Held()
-        self.pause = OperatorPause("q", cast("Pace", self.pace), clock=self.clock)
+        self.breaker = Breaker()
+        self.pause = OperatorPause("q", cast("CircuitBreaker", self.breaker), clock=self.clock)
         self.first = Node(knows=True)
         self.look(self.first)
 
     def look(self, node: Node) -> bool:
         """Look at a node, and say whether the worker is stopped then."""
         asyncio.run(self.pause.look(cast("Connection", node)))
-        return self.pace.is_held
+        return self.breaker.is_paused_by_operator
 
 
 @pytest.fixture

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from bridge.worker.pausing.pauses import Pauses
+from bridge.worker.service.breaker_events import PauseBegan
+from bridge.worker.service.pause_report import PauseReport
 from tests.clock import Clock, LeapingWorld
 from tests.ears import Ears
 
@@ -23,13 +24,13 @@ def world() -> Iterator[LeapingWorld]:
 def test_each_is_told_with_its_begin(world: LeapingWorld, ears: Ears) -> None:
     """Two pauses are told side by side, each since when, and with what the API answered."""
     clock = Clock(BEGIN)
-    pauses = Pauses(world.metrics, clock=clock)
-    pauses.begin("misconfigured", status=404, code="20003")
+    report = PauseReport(world.metrics, clock=clock)
+    report.begin(PauseBegan("misconfigured", status=404, code="20003"))
     clock.now += 90
-    pauses.begin("operator")
+    report.begin(PauseBegan("operator"))
 
     stored = {"queue": None, "fault": None}
-    assert pauses.facts() == [
+    assert report.facts() == [
         {"reason": "misconfigured", "since": BEGIN_TEXT, "status": 404, "code": "20003", **stored},
         {
             "reason": "operator",
@@ -48,12 +49,12 @@ def test_each_is_told_with_its_begin(world: LeapingWorld, ears: Ears) -> None:
 
 def test_what_is_over_is_not_told(world: LeapingWorld, ears: Ears) -> None:
     """The end of one changes nothing about the other."""
-    pauses = Pauses(world.metrics, clock=Clock(BEGIN))
-    pauses.begin("outage")
-    pauses.begin("operator")
-    pauses.end("operator")
+    report = PauseReport(world.metrics, clock=Clock(BEGIN))
+    report.begin(PauseBegan("outage"))
+    report.begin(PauseBegan("operator"))
+    report.end("operator")
 
-    assert [pause["reason"] for pause in pauses.facts()] == ["outage"]
+    assert [pause["reason"] for pause in report.facts()] == ["outage"]
     assert world.value("paused", reason="operator") == 0
     assert world.value("paused_timestamp_seconds", reason="operator") == 0
     assert world.value("paused_timestamp_seconds", reason="outage") == BEGIN
@@ -63,13 +64,13 @@ def test_what_is_over_is_not_told(world: LeapingWorld, ears: Ears) -> None:
 def test_another_reason_takes_the_place_of_one(world: LeapingWorld, ears: Ears) -> None:
     """A pause whose reason changes is told once, since the new reason; it is no end."""
     clock = Clock(BEGIN - 60)
-    pauses = Pauses(world.metrics, clock=clock)
-    pauses.begin("outage")
+    report = PauseReport(world.metrics, clock=clock)
+    report.begin(PauseBegan("outage"))
     clock.now = BEGIN
-    pauses.turn("outage")
-    pauses.begin("credentials_rejected", status=401)
+    report.turn("outage")
+    report.begin(PauseBegan("credentials_rejected", status=401))
 
-    assert [(pause["reason"], pause["since"]) for pause in pauses.facts()] == [
+    assert [(pause["reason"], pause["since"]) for pause in report.facts()] == [
         ("credentials_rejected", BEGIN_TEXT)
     ]
     assert world.value("paused", reason="outage") == 0

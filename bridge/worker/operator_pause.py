@@ -1,7 +1,7 @@
 """Follow the mark with which an operator stops every worker of the queue.
 
-It is looked at on each new connection before anything is taken, and every second from then on. An
-operator's pause wins: only a node that has known of it is believed at once that it is over.
+The worker looks for it on each new connection before it takes anything, and every second from then
+on. An operator's pause wins: only a node that has known of it is believed at once that it is over.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from bridge.topology.paused_queue import (
     probe,
     read_note,
 )
-from bridge.worker.pausing.pace import Pace
+from bridge.worker.service.breaker import CircuitBreaker
 
 log = Log(__name__)
 
@@ -42,13 +42,13 @@ MAX_READS: Final = 10
 
 
 class OperatorPause:
-    """Has `pace` hold while the workers of `queue` are to stop; `note` says what for."""
+    """Has `breaker` stop everything while an operator has paused `queue`; `note` says why."""
 
     def __init__(
-        self, queue: str, pace: Pace, *, clock: Callable[[], float] = time.monotonic
+        self, queue: str, breaker: CircuitBreaker, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._queue = queue
-        self._pace = pace
+        self._breaker = breaker
         self._clock = clock
         # Where the mark was seen last; where it is not seen, and since when.
         self._seen_on: Connection | None = None
@@ -101,10 +101,10 @@ class OperatorPause:
         """
         while True:
             is_hidden = connection is self._hidden_on
-            seldom = is_hidden and self._pace.is_held
+            seldom = is_hidden and self._breaker.is_paused_by_operator
             await asyncio.sleep(HIDDEN_LOOK_SECONDS if seldom else LOOK_SECONDS)
             publishing = self._publishing
-            is_to_probe = is_hidden or not self._pace.is_held
+            is_to_probe = is_hidden or not self._breaker.is_paused_by_operator
             exists = await self._probe() if is_to_probe else None
             if is_hidden:
                 if exists is not None and publishing is not None:
@@ -128,10 +128,10 @@ class OperatorPause:
         if not is_on:
             if self._is_over(seen_on):
                 self.note, self._reads = None, 0
-                self._pace.release()
+                self._breaker.operator_resumed()
             return
         self._seen_on, self._unseen_on = seen_on, None
-        self._pace.hold()
+        self._breaker.operator_paused()
         is_readable = reading is not self._hidden_on
         if is_readable and self.note is None and self._reads < MAX_READS:
             self._reads += 1
@@ -148,7 +148,7 @@ class OperatorPause:
 
     def _is_over(self, connection: Connection) -> bool:
         """Whether an operator has ended the pause, if there was one, when it is not seen now."""
-        if not self._pace.is_held or connection is self._seen_on:
+        if not self._breaker.is_paused_by_operator or connection is self._seen_on:
             return True
         if connection is not self._unseen_on:
             # Another node, or the same one after a restart.

@@ -1,61 +1,71 @@
-"""Whose fault an answer is: that of the set-up or the service as a whole, or one message's.
+"""Whose fault an answer shows: the message's, its sender's, the set-up's or the service's.
 
-Evidence decides, not time. An ambiguous status (403, 404) is the message's own fault when the
-message gets one again, and the same key was accepted with another message between its two tries.
+Evidence decides, not time. An ambiguous status (403, 404) is the message's own fault if the message
+gets one again and the same API key was accepted with another message between its two tries.
 Between means that the other request left after the first answer had come, and was accepted before
-the second try left; what was in flight when a key was revoked proves nothing.
+the second try left; a request that was in flight when a key was revoked proves nothing.
 
-A 401, 402, 429 or 503 with `Retry-After` is about one message when that message, or its number,
-gets one again while other messages of its sender are accepted. It is about one sender when only
-other senders' messages are accepted since the sender's first such answer. Of a limit that holds for
-all, others get many such answers too, so that no more than a tenth of theirs may be.
+A 401, 402, 429 or 503 with `Retry-After` is about one message if that message, or its number, gets
+one again while other messages of its sender are accepted. It is about one sender if only messages
+of other senders are accepted after the sender's first such answer. A limit that holds for all gives
+others many such answers too, so that at most a tenth of theirs may be of this kind.
+
+The same unknown refusal of ten messages in a row is the set-up's fault.
 """
 
 from collections import OrderedDict
-from dataclasses import dataclass
 from typing import Final
 
-from bridge.worker.fates import About
+from bridge.worker.fates import About, Answer, Fate
+from bridge.worker.service.breaker_states import Open
 
 MAX_SUSPECTS: Final = 10_000
 MAX_SENDERS: Final = 1000
 # For each answer of this kind that others got, so many of theirs must have been accepted.
 ACCEPTED_PER_REFUSED: Final = 10
+# After the same unknown refusal of so many messages in a row it is the set-up that is refused.
+MAX_REFUSED_IN_A_ROW: Final = 10
 
 
-@dataclass(slots=True)
 class _Suspect:
     """A message with ambiguous statuses: how many in a row, and the number of the last request."""
 
-    times: int = 0
-    answered_at: int = 0
-    is_proven: bool = False
+    __slots__ = ("answered_at", "is_proven", "times")
+
+    def __init__(self) -> None:
+        self.times = 0
+        self.answered_at = 0
+        self.is_proven = False
 
 
-@dataclass(slots=True)
 class _Tally:
-    """How a sender's requests, or all, were answered; the number of its latest accepted one."""
+    """How a sender's requests, or all, were answered; the number of the latest accepted one."""
 
-    accepted: int = 0
-    refused: int = 0
-    accepted_at: int = 0
+    __slots__ = ("accepted", "accepted_at", "refused")
+
+    def __init__(self) -> None:
+        self.accepted = 0
+        self.refused = 0
+        self.accepted_at = 0
 
 
-@dataclass(slots=True)
 class _Subject:
-    """A message, a number or a sender that an answer may be about, and what came before it.
+    """A message, a number or a sender that an answer may be about, and the counts before it.
 
     `first_at` is the number of the latest request when its first such answer came; `accepted` and
-    `refused` are what others had got by then, `own` its own such answers since.
+    `refused` are the counts of others by then, `own` its own such answers since.
     """
 
-    first_at: int
-    accepted: int
-    refused: int
-    own: int = 0
+    __slots__ = ("accepted", "first_at", "own", "refused")
+
+    def __init__(self, first_at: int, accepted: int, refused: int) -> None:
+        self.first_at = first_at
+        self.accepted = accepted
+        self.refused = refused
+        self.own = 0
 
     def is_shown_by(self, accepted: int, refused: int, accepted_at: int) -> bool:
-        """Whether what others have got by now shows that the answers are about this one."""
+        """Whether the counts of others by now show that the answers are about this one."""
         accepted -= self.accepted
         refused -= self.refused + self.own
         is_after = accepted_at > self.first_at
@@ -65,12 +75,12 @@ class _Subject:
 _Subjects = OrderedDict[str, _Subject]
 
 
-class Evidence:
-    """Remembers messages with such answers by their key; bounded, the oldest go first.
+class FailureClassifier:
+    """Remembers the messages of one worker that got doubtful answers, by key.
 
-    Numbers of recipients are remembered too: the ambiguous ones only to choose a better probe.
-    What is forgotten is found out again, at the cost of one more try. Time is counted in requests
-    since the start.
+    The memory is bounded, and the oldest entries are dropped first: a forgotten fault is found out
+    again at the cost of one more try. Numbers of recipients are remembered too, the ambiguous ones
+    only to choose a better probe. Time is counted in requests since the start.
     """
 
     def __init__(self) -> None:
@@ -83,6 +93,9 @@ class Evidence:
         self._messages: _Subjects = OrderedDict()
         self._numbers: _Subjects = OrderedDict()
         self._senders: _Subjects = OrderedDict()
+        # The last unknown refusal, and the messages that got it in a row.
+        self._refusal: tuple[int | None, str | None] = (None, None)
+        self._refused: set[str] = set()
         self._start_counting()
 
     def _start_counting(self) -> None:
@@ -90,27 +103,57 @@ class Evidence:
         # The number of the latest accepted request, its sender, and the latest one of any other.
         self._latest_at, self._latest_sender, self._other_at = 0, "", 0
         self._tallies: OrderedDict[str, _Tally] = OrderedDict()
-        # Whether there is anything that what is accepted would speak of.
+        # Whether there is a message, number or sender that a later acceptance would speak of.
         self.is_counting = False
 
-    def is_suspect(self, key: str, recipient: str) -> bool:
-        """Whether the message, or another one to its recipient, got such an answer."""
-        return key in self._suspects or recipient in self._recipients
-
     def begin(self, key: str) -> int:
-        """Note that a request leaves; return its number, for what is noted of its answer."""
+        """Note that a request leaves; `classify` wants the number that is returned."""
         self._requests += 1
         if self._suspects and (suspect := self._suspects.get(key)) is not None:
             suspect.is_proven = self._accepted_at > suspect.answered_at
         return self._requests
 
-    def accept(self, key: str, recipient: str, sender: str, *, request_number: int) -> None:
-        """Note that a message was accepted."""
+    def classify(
+        self,
+        answer: Answer,
+        key: str,
+        recipient: str,
+        sender: str,
+        *,
+        request_number: int,
+        is_known: bool,
+        opened: Open | None,
+    ) -> Answer:
+        """Note the answer to a request, and return it as an answer about one, or about all.
+
+        `is_known`: another worker has found out that it is about this message. While the breaker is
+        open (`opened`), it is not certain that the set-up is as it was when evidence was found, so
+        that no message is found guilty; and a refusal with the status that opened the breaker has
+        the same cause.
+        """
+        if answer.fate is Fate.SENT:
+            self._accept(key, recipient, sender, request_number)
+            return answer
+        if answer.fate is Fate.REFUSED:
+            answer = self._judge_refusal(answer, key, opened)
+        if answer.fate is Fate.AMBIGUOUS:
+            is_proven = self._suspect(key, recipient, request_number)
+            return _of_the_message(answer) if is_proven and opened is None else answer
+        if answer.may_be_about_one and answer.about is None:
+            about = self._find_subject(key, recipient, sender, request_number, is_known=is_known)
+            return answer if about is None or opened is not None else _about(answer, about)
+        if answer.fate is Fate.REFUSED:
+            self._forget(key, recipient)
+        return answer
+
+    def _accept(self, key: str, recipient: str, sender: str, request_number: int) -> None:
         self._accepted_at = max(self._accepted_at, request_number)
         if self._recipients:
             self._recipients.pop(recipient, None)
         if self._suspects:
             self._suspects.pop(key, None)
+        if self._refused:
+            self._refused.clear()
         if self.is_counting:
             self._count_acceptance(sender, request_number)
             self._senders.pop(sender, None)
@@ -118,9 +161,41 @@ class Evidence:
             self._numbers.pop(recipient, None)
             self._stop_counting_if_over()
 
+    # Refusals
+
+    def _judge_refusal(self, answer: Answer, key: str, opened: Open | None) -> Answer:
+        """Doubt an unknown refusal that message after message gets."""
+        if not answer.is_unknown_refusal:
+            self._refused.clear()
+            return answer
+        refusal = answer.status, answer.code
+        if refusal != self._refusal:
+            self._refusal = refusal
+            self._refused.clear()
+        if not self.is_refused_in_a_row:
+            self._refused.add(key)
+            has_opened = opened is not None and opened.status == answer.status
+            if not self.is_refused_in_a_row and not has_opened:
+                return answer
+        detail = f"{answer.detail}, as to every message before it"
+        return answer._replace(fate=Fate.AMBIGUOUS, pause="misconfigured", detail=detail)
+
+    @property
+    def is_refused_in_a_row(self) -> bool:
+        """Whether so many messages in a row got the same unknown refusal that all would."""
+        return len(self._refused) >= MAX_REFUSED_IN_A_ROW
+
+    def _forget(self, key: str, recipient: str) -> None:
+        """Forget a message that is refused, and that its number had to wait."""
+        self._suspects.pop(key, None)
+        if self.is_counting:
+            self._messages.pop(key, None)
+            self._numbers.pop(recipient, None)
+            self._stop_counting_if_over()
+
     # Ambiguous statuses
 
-    def suspect(self, key: str, recipient: str, *, request_number: int) -> bool:
+    def _suspect(self, key: str, recipient: str, request_number: int) -> bool:
         """Note an ambiguous status, and say whether it is proven to be the message's own."""
         if request_number <= self._key_changed_at:
             return False
@@ -133,8 +208,12 @@ class Evidence:
             self._suspects.popitem(last=False)
         return suspect.is_proven
 
-    def times(self, key: str) -> int:
-        """Return how many such statuses in a row a message has got, as far as is known."""
+    def is_suspect(self, key: str, recipient: str) -> bool:
+        """Whether the message, or another one to its recipient, got such an answer."""
+        return key in self._suspects or recipient in self._recipients
+
+    def ambiguous_answers(self, key: str) -> int:
+        """Return how many ambiguous answers in a row a message has got, as far as is known."""
         suspect = self._suspects.get(key)
         return 0 if suspect is None else suspect.times
 
@@ -142,7 +221,7 @@ class Evidence:
 
     def is_subject(self, key: str) -> bool:
         """Whether the last answer to a message may be about that message alone."""
-        return key in self._messages
+        return self.is_counting and key in self._messages
 
     def is_subject_again(self, key: str) -> bool:
         """Whether that is so of more than one answer to it."""
@@ -150,11 +229,11 @@ class Evidence:
         return subject is not None and subject.own > 0
 
     def is_only_sender(self, sender: str) -> bool:
-        """Whether each such answer was to this sender, of which nothing was accepted since."""
+        """Whether all such answers were to one sender, and nothing of it was accepted since."""
         return len(self._senders) == 1 and sender in self._senders
 
     def about(self, key: str, recipient: str, sender: str) -> About | None:
-        """Say what such an answer to a message would be about by now; None: about all."""
+        """Say what another such answer to a message would be about by now; None: about all."""
         if not self.is_counting:
             return None
         if self._is_shown(key, recipient, sender):
@@ -178,14 +257,14 @@ class Evidence:
             for subject in subjects
         )
 
-    def find_subject(
-        self, key: str, recipient: str, sender: str, *, request_number: int, is_known: bool
+    def _find_subject(
+        self, key: str, recipient: str, sender: str, request_number: int, *, is_known: bool
     ) -> About | None:
         """Note such an answer to a message, and say what it is about; None: about all.
 
-        `is_known`: another worker has found out that such answers are about this message; what this
-        one has seen of it itself comes before that. Each answer is judged by what others have got
-        by then, since a limit for all may have begun after a message was singled out.
+        The worker's own evidence comes before that of another one (`is_known`). Each answer is
+        judged by the counts of others by then, since a limit for all may have begun after a
+        message was singled out.
         """
         if request_number <= self._key_changed_at:
             return None
@@ -227,27 +306,24 @@ class Evidence:
         return tally
 
     def _stop_counting_if_over(self) -> None:
-        """Forget all that was counted when no message is left that it would speak of."""
+        """Forget all counts when no message is left that they would speak of."""
         if not self._messages and not self._numbers:
             self._senders.clear()
             self._start_counting()
 
-    # What ends it
+    # The end of evidence
 
-    def clear(self, key: str, recipient: str) -> None:
-        """Forget a message that is refused, and that its number had to wait."""
-        self._suspects.pop(key, None)
-        if self.is_counting:
-            self._messages.pop(key, None)
-            self._numbers.pop(recipient, None)
-            self._stop_counting_if_over()
+    def forget_refusals(self) -> None:
+        """Forget the refusals in a row: the breaker has closed."""
+        self._refused.clear()
 
-    def renew(self) -> None:
-        """Forget all: the key has changed, and for the new one nothing is known."""
+    def renew_key(self) -> None:
+        """Forget all: the API key has changed, and of the new one nothing is known."""
         self._key_changed_at = self._requests
         for memory in (self._suspects, self._messages, self._numbers, self._senders):
             memory.clear()
         self._recipients.clear()
+        self._refused.clear()
         self._start_counting()
 
     def _remember(self, recipient: str) -> None:
@@ -272,3 +348,14 @@ def _note(
     subjects[name] = _Subject(first_at=requests, accepted=accepted, refused=refused)
     if len(subjects) > most:
         subjects.popitem(last=False)
+
+
+def _of_the_message(answer: Answer) -> Answer:
+    detail = f"{answer.detail}, twice, and took another message between"
+    return answer._replace(fate=Fate.REFUSED, pause=None, detail=detail)
+
+
+def _about(answer: Answer, about: About) -> Answer:
+    others = "other messages" if about == "message" else "messages of other senders"
+    detail = f"{answer.detail}, again, and takes {others}"
+    return answer._replace(about=about, pause=None, detail=detail)

@@ -1,1 +1,0 @@
-"""Whether to send at all: pauses, what begins and ends them, and the probes between."""

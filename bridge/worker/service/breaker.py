@@ -1,0 +1,596 @@
+"""The circuit breaker between the worker and one SMS service.
+
+A message asks it before its request leaves, in `wait_until_allowed`, and reports the answer:
+`classify` says whether the answer is about all messages, about this one or about its sender, and
+`record` what becomes of the message. `breaker_states` decides; this module holds the state, waits,
+and performs the effects.
+
+While the breaker is open nothing is taken but one message at a time, the probe, which finds out
+when the service takes messages again. While the broker stores nothing, nothing is taken or sent
+either: the outcome could not be written down. An operator's pause is the same.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from typing import Final, Literal, NamedTuple, Protocol
+
+from bridge.errors import PublishFault
+from bridge.telemetry.logs import Log
+from bridge.worker.delivery import MAX_HOLD_SECONDS, Delivery
+from bridge.worker.envelope import Envelope
+from bridge.worker.fates import Answer, Fate, PauseReason
+from bridge.worker.limits.rates import RateLimits
+from bridge.worker.metrics import WorkerMetrics
+from bridge.worker.outcomes import Dead, Outcome, Policy, Retried, decide, put_off, put_off_for
+from bridge.worker.request import SendRequest
+from bridge.worker.service import breaker_events as events
+from bridge.worker.service.breaker_states import OUTAGE_REQUESTS, Breaker, State, transition
+from bridge.worker.service.failure_classifier import FailureClassifier
+from bridge.worker.service.pause_report import PauseReport
+from bridge.worker.service.retry_after import SenderRetryAfter
+
+log = Log(__name__)
+
+# How long deliveries that are held when the breaker opens wait for the first probe to close it.
+PATIENCE_SECONDS: Final = 2.5
+# How long a message that got a 429 lets others pass once the wait is over, and how long those take
+# at most to leave: their answers show whether the wait was for all.
+BEHIND_SECONDS: Final = 2.5
+LEAVING_SECONDS: Final = 0.05
+# During a suspected outage no more messages than this are held back.
+MAX_HELD_BACK: Final = 10_000
+
+News = Literal["opened", "probe_failed", "retry_after", "leaving"]
+
+
+class Cluster(Protocol):
+    """The breakers of the other workers, as this worker's breaker sees them."""
+
+    @property
+    def others(self) -> int:
+        """How many other workers there are."""
+
+    @property
+    def is_probing(self) -> bool:
+        """Whether another worker probes, so that this one does not."""
+
+    def publish(self, news: News, state: Breaker) -> None:
+        """Tell the others what this worker has found out, or that it takes nothing more."""
+
+    def publish_closed(self, reason: PauseReason) -> None:
+        """Tell the others that the service takes messages again."""
+
+
+class Alone:
+    """No other workers: this one decides for itself."""
+
+    others = 0
+    is_probing = False
+
+    def publish(self, news: News, state: Breaker) -> None:
+        """Tell nobody."""
+
+    def publish_closed(self, reason: PauseReason) -> None:
+        """Tell nobody."""
+
+
+class Allowed(NamedTuple):
+    """The message may go."""
+
+
+class AllowedAsProbe(NamedTuple):
+    """The message may go although the breaker is open: its answer shows whether to close it."""
+
+
+class Postponed(NamedTuple):
+    """The message may not go for some seconds, and waits on the retry ladder."""
+
+    seconds: float
+    outcome: Retried
+
+
+class Held(NamedTuple):
+    """The message is not settled: it stays here, and asks again whether it may go."""
+
+
+Permission = Allowed | AllowedAsProbe | Postponed
+ALLOWED: Final = Allowed()
+PROBE: Final = AllowedAsProbe()
+HELD: Final = Held()
+
+
+_NEWS: Final[dict[events.Do, News]] = {
+    events.Do.PUBLISH_OPEN: "opened",
+    events.Do.PUBLISH_PROBE_FAILED: "probe_failed",
+    events.Do.PUBLISH_RETRY_AFTER: "retry_after",
+}
+
+
+class CircuitBreaker:
+    """One worker's breaker towards one service. Times are of the monotonic clock.
+
+    `rates` are the worker's limits, `cluster` shares what one worker finds out with all. `changed`
+    is set when more or less should be taken than before. `chance` returns a number from 0 to 1.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        outage_after_seconds: float,
+        rates: RateLimits,
+        cluster: Cluster,
+        metrics: WorkerMetrics,
+        clock: Callable[[], float] = time.monotonic,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self.rates = rates
+        self.changed = rates.changed
+        self.report = PauseReport(metrics)
+        self._policy = policy
+        self._cluster = cluster
+        self._metrics = metrics
+        self._clock = clock
+        self._chance = chance
+        self._classifier = FailureClassifier()
+        self._sender_waits = SenderRetryAfter()
+        self._breaker = Breaker(outage_after_seconds, counted_since=clock())
+        # Copies of what is asked for each message: a look into the state takes longer.
+        self._accepted_at: float | None = None
+        self._is_calm = True
+        self._is_healthy = True
+        self._is_broker_blocked = False
+        self._retry_after_ends_at = 0.0
+        # Messages whose answers may show whether a wait is for all: in flight, and about to go.
+        self._in_flight: set[int] = set()
+        self._about_to_go = 0
+        self._held_back: set[str] = set()
+        self._next_answer = asyncio.Event()
+        self._next_change = asyncio.Event()
+        metrics.outage_suspected.set_function(lambda: float(self.is_outage_suspected))
+
+    # The state
+
+    @property
+    def state(self) -> Breaker:
+        """The state."""
+        if self._breaker.accepted_at != self._accepted_at:
+            self._breaker = self._breaker._replace(accepted_at=self._accepted_at)
+        return self._breaker
+
+    @property
+    def paused(self) -> PauseReason | None:
+        """Why nothing new is taken, or None; an operator's pause comes before any other."""
+        if self._breaker.is_paused_by_operator:
+            return "operator"
+        return None if self._breaker.open is None else self._breaker.open.reason
+
+    @property
+    def is_paused_by_operator(self) -> bool:
+        """Whether an operator wants nothing to be sent."""
+        return self._breaker.is_paused_by_operator
+
+    @property
+    def is_broker_blocked(self) -> bool:
+        """Whether the broker stores nothing now."""
+        return self._is_broker_blocked
+
+    @property
+    def takes_nothing(self) -> bool:
+        """Whether nothing new is taken on purpose, for whatever reason."""
+        return self.paused is not None or self._is_broker_blocked
+
+    @property
+    def is_outage_suspected(self) -> bool:
+        """Whether enough requests have failed that it is an outage if it lasts."""
+        return self._breaker.state_at(self._clock()) is State.SUSPECTED
+
+    @property
+    def retry_after_seconds(self) -> float:
+        """How long the service wants no request; zero if it takes them."""
+        return max(0.0, self._breaker.retry_after.seconds_left(self._clock()))
+
+    @property
+    def probes_wanted(self) -> int:
+        """How many deliveries to take while the breaker is open, so that one can be the probe."""
+        if self._breaker.open is None:
+            return 0
+        return self._breaker.probes_wanted(
+            self._clock(), is_probed_elsewhere=self._cluster.is_probing
+        )
+
+    # Before a request leaves
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether a message may go without a question to `wait_until_allowed`."""
+        return self._is_calm and not self._classifier.is_counting and self._sender_waits.is_empty
+
+    async def wait_until_allowed(self, delivery: Delivery, request: SendRequest) -> Permission:
+        """Wait until a message may go, as far as the service is concerned.
+
+        Returns soon when it may not. During a suspected outage a message that has failed is
+        postponed once, so that its attempts are not used up before an outage is recognised.
+        """
+        postponed = self._wait_of_sender(request.sender)
+        if postponed is not None:
+            return postponed
+        if self._is_calm and not self._classifier.is_counting:
+            return ALLOWED
+        envelope = delivery.envelope
+        has_failed = envelope.attempts > 0 or envelope.uncertain_attempts > 0
+        while True:
+            self._apply(events.OutageChecked())
+            if self._breaker.open is not None and not self.is_paused_by_operator:
+                permission = await self._wait_to_probe(delivery, request.to, has_failed=has_failed)
+                if permission is not None:
+                    return permission
+            if self.is_paused_by_operator or (has_failed and self._holds_back(envelope)):
+                return self._postpone(0.0)
+            if not await self._let_others_pass(delivery, request):
+                return self._make_room(request.sender)
+
+    def _wait_of_sender(self, sender: str) -> Postponed | None:
+        """Postpone a message while its sender has to wait and others go on."""
+        if self._sender_waits.is_empty:
+            return None
+        seconds = self._sender_waits.seconds_left(sender, now=self._clock())
+        if seconds <= 0:
+            return None
+        detail = "the SMS API has asked its sender for a wait"
+        outcome = put_off("rate_limited", self._policy, detail=detail, wait_seconds=seconds)
+        return Postponed(seconds, outcome)
+
+    def _postpone(self, seconds: float) -> Postponed:
+        why = self.paused or "it looks like an outage"
+        detail = f"the worker is paused: {why}"
+        outcome = put_off("paused", self._policy, detail=detail, wait_seconds=seconds)
+        return Postponed(seconds, outcome)
+
+    def _make_room(self, sender: str) -> Permission:
+        """Postpone a message while only its sender has been asked for waits.
+
+        Messages of other senders, behind a bulk of this one, show whether the wait is for all.
+        """
+        if not self._is_in_the_way(sender):
+            return ALLOWED
+        self._apply(events.MadeRoom())
+        seconds = self.retry_after_seconds
+        detail = "the SMS API wants a wait, and others may be behind messages of its sender"
+        delay_seconds = self._policy.longest_within(seconds)
+        return Postponed(seconds, Retried("rate_limited", delay_seconds, detail))
+
+    def _is_in_the_way(self, sender: str) -> bool:
+        may_leave = self.paused is None and self._breaker.retry_after.lets_leave(self._clock())
+        return may_leave and self._classifier.is_only_sender(sender)
+
+    def _holds_back(self, envelope: Envelope) -> bool:
+        """Whether a message that has failed waits once for an outage to be certain."""
+        # A message that comes from such a wait, or from a pause, has been spared.
+        if envelope.put_off_for == "paused" or self._breaker.failures < OUTAGE_REQUESTS:
+            return False
+        if envelope.key in self._held_back or len(self._held_back) >= MAX_HELD_BACK:
+            return False
+        self._held_back.add(envelope.key)
+        return True
+
+    async def _wait_to_probe(
+        self, delivery: Delivery, recipient: str, *, has_failed: bool
+    ) -> Permission | None:
+        """Wait for the breaker to close, which returns None, or to be its probe."""
+        key = delivery.envelope.key
+        while (opened := self._breaker.open) is not None and not self.is_paused_by_operator:
+            now = self._clock()
+            if opened.reason == "rate_limited" and recipient == self._breaker.limited_recipient:
+                # It would be answered as before; a message to another number shows more.
+                return self._postpone(max(0.0, opened.asked_until - now))
+            is_suspect = self._classifier.is_suspect(key, recipient)
+            is_costly = opened.reason == "outage" and has_failed
+            is_costly = is_costly and self._is_last_try(delivery.envelope)
+            rank = events.Rank.RELUCTANT if is_suspect or is_costly else events.Rank.WILLING
+            self._apply(events.ProbeOffered(key, rank, self._cluster.is_probing))
+            seconds_to_probe = self._breaker.seconds_to_probe(now)
+            if self._breaker.is_probe(key):
+                wait = seconds_to_probe
+                if wait <= 0:
+                    self._apply(events.ProbeLeft())
+                    return PROBE
+            else:
+                wait = PATIENCE_SECONDS - (now - opened.opened_at)
+                is_soon = self._breaker.is_probed_soon(now)
+                # Messages behind it may be better probes, and wait for its place.
+                if wait <= 0 or rank is not events.Rank.WILLING or not is_soon:
+                    return self._postpone(max(0.0, seconds_to_probe))
+            with delivery.waits("probe"):
+                await self._wait_for_change(wait)
+        return None
+
+    def _is_last_try(self, envelope: Envelope) -> bool:
+        return self._policy.is_last_try(
+            attempts=envelope.attempts, uncertain_attempts=envelope.uncertain_attempts
+        )
+
+    async def _let_others_pass(self, delivery: Delivery, request: SendRequest) -> bool:
+        """Have a message that got a 429 wait behind others; say whether it has waited.
+
+        If it were the first each time, it would never be known whether the wait is for all. While
+        one wait follows another it goes in the end all the same, not after all others.
+        """
+        has_waited = False
+        counted_to = 0.0
+        while delivery.held_seconds <= MAX_HOLD_SECONDS:
+            wait = self._seconds_behind(delivery.envelope.key, request)
+            if wait <= 0 or self._is_in_the_way(request.sender):
+                break
+            has_waited = True
+            if (since := max(self._clock(), counted_to)) < self._retry_after_ends_at:
+                counted_to = self._retry_after_ends_at
+                self._metrics.throttled.labels("retry_after").inc(counted_to - since)
+            self._next_answer.clear()
+            with delivery.waits("pace"):
+                try:
+                    async with asyncio.timeout(wait):
+                        await self._next_answer.wait()
+                except TimeoutError:
+                    pass
+        return has_waited
+
+    def _seconds_behind(self, key: str, request: SendRequest) -> float:
+        if self.paused is not None or not self._classifier.is_subject(key):
+            return 0.0
+        if self._classifier.about(key, request.to, request.sender) is not None:
+            return 0.0
+        now = self._clock()
+        if (left := self._retry_after_ends_at - now) > 0:
+            return left + LEAVING_SECONDS
+        if not self._are_others_at_hand:
+            return 0.0
+        return max(self._retry_after_ends_at, self._breaker.closed_at) + BEHIND_SECONDS - now
+
+    async def wait_for_retry_after(self, key: str) -> None:
+        """Wait while the service wants no request, or the broker stores nothing.
+
+        If the breaker opens meanwhile the wait ends, and `may_post` says whether to ask again.
+        """
+        while self._is_broker_blocked:
+            await self._next_change.wait()
+        is_other = self.line_up(key)
+        try:
+            while self._is_told_to_wait:
+                left = self._retry_after_ends_at - self._clock()
+                self._metrics.throttled.labels("retry_after").inc(left)
+                await asyncio.sleep(left)
+        finally:
+            self.leave_line(is_other=is_other)
+
+    @property
+    def _is_told_to_wait(self) -> bool:
+        # The clock is read only if there has been a wait.
+        ends_at = self._retry_after_ends_at
+        return ends_at > 0.0 and self._breaker.open is None and ends_at > self._clock()
+
+    @property
+    def may_go_now(self) -> bool:
+        """Whether neither the service nor the broker wants a wait."""
+        return not self._is_broker_blocked and not self._is_told_to_wait
+
+    def may_post(self, key: str) -> bool:
+        """Whether an allowed message may still go: the breaker has not opened but for its probe."""
+        if self._is_calm:
+            return True
+        breaker = self._breaker
+        is_let_through = breaker.open is None or breaker.is_probe(key)
+        return is_let_through and not breaker.is_paused_by_operator
+
+    def line_up(self, key: str) -> bool:
+        """Note that a message is about to go; pass the result to `leave_line`."""
+        is_other = not self._classifier.is_subject(key)
+        self._about_to_go += is_other
+        return is_other
+
+    def leave_line(self, *, is_other: bool) -> None:
+        """Note that a message goes, or does not go."""
+        self._about_to_go -= is_other
+
+    @property
+    def _are_others_at_hand(self) -> bool:
+        """Whether there are messages whose answers may show that a wait is not for all."""
+        return self._about_to_go > 0 or bool(self._in_flight)
+
+    def begin(self, key: str) -> int:
+        """Note that a request leaves; `end` and `classify` want the number that is returned."""
+        number = self._classifier.begin(key)
+        if self._classifier.is_counting and not self._classifier.is_subject(key):
+            self._in_flight.add(number)
+        return number
+
+    def end(self, request_number: int) -> None:
+        """Note that a request is over, whatever came of it."""
+        if self._in_flight:
+            self._in_flight.discard(request_number)
+
+    # After its answer
+
+    def classify(
+        self, answer: Answer, delivery: Delivery, request: SendRequest, *, request_number: int
+    ) -> Answer:
+        """Note the answer to a delivery's request; return it as one about all, or about that."""
+        envelope = delivery.envelope
+        return self._classifier.classify(
+            answer,
+            envelope.key,
+            request.to,
+            request.sender,
+            request_number=request_number,
+            is_known=envelope.put_off_for == "singled_out",
+            opened=self._breaker.open,
+        )
+
+    def record(self, answer: Answer, delivery: Delivery, request: SendRequest) -> Outcome | Held:
+        """Learn from a classified answer, and say what becomes of its delivery.
+
+        It is held when the service wants a short wait, or when it is the probe. Faults that are
+        not the message's own burn no attempt of it.
+        """
+        envelope = delivery.envelope
+        if answer.fate is Fate.SENT and self._is_healthy and self.is_closed:
+            # The way of nearly every message: the acceptance changes nothing.
+            self._accepted_at = self._clock()
+            return self._decide(answer, envelope, is_spared=False)
+        key = envelope.key
+        self._learn(answer, key, request)
+        if answer.about == "sender":
+            return self._put_off_sender(answer, request.sender)
+        opened, times = self._breaker.open, 1
+        match answer.fate:
+            case Fate.SENT | Fate.REFUSED | Fate.RETRY | Fate.UNCERTAIN | Fate.NOT_SENT:
+                is_spared = opened is not None and opened.probe != key and answer.counts_as_outage
+                return self._decide(answer, envelope, is_spared=is_spared)
+            case Fate.SLOW_DOWN | Fate.SETUP if answer.about is not None:
+                return self._decide(answer, envelope, is_spared=False)
+            case Fate.SLOW_DOWN:
+                # If nothing else is at hand it makes room, once it has had one more try.
+                is_in_the_way = self._classifier.is_subject_again(key)
+                is_in_the_way = is_in_the_way and not self._are_others_at_hand
+                can_be_held = opened is None and not is_in_the_way
+            case Fate.SETUP | Fate.AMBIGUOUS:
+                self._apply(events.ProbeHeld(key, self._cluster.is_probing))
+                can_be_held = self._breaker.is_probe(key)
+                if opened is None:
+                    times = max(1, self._classifier.ambiguous_answers(key))
+        if can_be_held and delivery.held_seconds <= MAX_HOLD_SECONDS:
+            return HELD
+        return put_off_for(answer, self._policy, times=times)
+
+    def _put_off_sender(self, answer: Answer, sender: str) -> Outcome:
+        """Have all messages of a sender wait on the ladder, unburned, while others go on."""
+        wait_seconds = self._sender_waits.extend(
+            sender, answer.retry_after_seconds, now=self._clock(), chance=self._chance()
+        )
+        return put_off_for(answer._replace(retry_after_seconds=wait_seconds), self._policy)
+
+    def _decide(self, answer: Answer, envelope: Envelope, *, is_spared: bool) -> Outcome:
+        """Say what comes of an attempt; one that is spared for an outage is not burned."""
+        outcome = decide(
+            answer,
+            self._policy,
+            attempts=envelope.attempts,
+            uncertain_attempts=envelope.uncertain_attempts,
+            park=(envelope.on_uncertain or self._policy.on_uncertain) == "park",
+        )
+        # An attempt that may have been sent counts as such even so, and may be the end.
+        is_last = isinstance(outcome, Dead) and outcome.uncertain
+        return put_off_for(answer, self._policy) if is_spared and not is_last else outcome
+
+    def _learn(self, answer: Answer, key: str, request: SendRequest) -> None:
+        if self._classifier.is_counting:
+            self._next_answer.set()
+        if answer.fate is Fate.SENT:
+            self._sender_waits.accept(request.sender)
+        is_refused_in_a_row = self._classifier.is_refused_in_a_row
+        self._apply(events.Answered(answer, key, request.to, is_refused_in_a_row))
+
+    def give_up_probe(self, key: str) -> None:
+        """Let another message become the probe, if this one was."""
+        if self._breaker.open is not None:
+            self._apply(events.ProbeGivenUp(key))
+
+    # Events from elsewhere
+
+    def end_passed_wait(self) -> None:
+        """Close if the service asked for a time that has passed, and nobody probes."""
+        if self._breaker.open is not None:
+            self._apply(events.WaitChecked(self._cluster.is_probing))
+
+    def renew_key(self) -> None:
+        """Probe at once, and forget what is known of messages: the API key has changed."""
+        self._classifier.renew_key()
+        self._sender_waits.clear()
+        self._apply(events.KeyRenewed())
+
+    def operator_paused(self) -> None:
+        """Take and send nothing until `operator_resumed`, not even a probe."""
+        self._apply(events.OperatorPaused())
+
+    def operator_resumed(self) -> None:
+        """Go on: the operator has ended the pause."""
+        self._apply(events.OperatorResumed())
+
+    def block(self, queue: str, fault: PublishFault) -> None:
+        """Take and send nothing until `unblock`: the broker does not store a copy for a queue."""
+        self._apply(events.BrokerBlocked(events.Unstored(queue, fault)))
+
+    def unblock(self) -> None:
+        """Go on: the broker has stored a copy."""
+        self._apply(events.BrokerUnblocked())
+
+    def receive(self, event: events.Event) -> None:
+        """Follow another worker."""
+        self._apply(event)
+
+    def leave(self) -> None:
+        """Let another worker probe: this one takes nothing more."""
+        self._cluster.publish("leaving", self.state)
+
+    def wake(self) -> None:
+        """Have the consumer and all waiting messages look at the state again."""
+        self.changed.set()
+        self._next_change.set()
+        self._next_change = asyncio.Event()
+
+    async def _wait_for_change(self, seconds: float) -> None:
+        change = self._next_change
+        try:
+            async with asyncio.timeout(seconds):
+                await change.wait()
+        except TimeoutError:
+            pass
+
+    # Transitions
+
+    def _apply(self, event: events.Event) -> None:
+        breaker, effects = transition(self.state, event, self._clock(), self._chance())
+        self._breaker = breaker
+        self._accepted_at = breaker.accepted_at
+        self._is_broker_blocked = breaker.is_broker_blocked
+        self._retry_after_ends_at = breaker.retry_after.ends_at
+        is_suspected = breaker.failures >= OUTAGE_REQUESTS
+        self._is_calm = breaker.open is None and not (is_suspected or breaker.is_paused_by_operator)
+        self._is_healthy = (
+            not breaker.failures
+            and not breaker.ambiguous
+            and not breaker.retry_after.slow_downs
+            and breaker.limited_recipient is None
+        )
+        if self._held_back and not is_suspected:
+            self._held_back.clear()
+        for effect in effects:
+            self._perform(effect)
+
+    def _perform(self, effect: events.Effect) -> None:
+        match effect:
+            case events.PauseBegan():
+                self.report.begin(effect)
+            case events.PauseRefused():
+                self.report.note_unstored("broker_blocked", effect.unstored)
+            case events.PauseTurned():
+                self.report.turn(effect.reason)
+            case events.PauseEnded():
+                self._end(effect)
+            case events.Do.WAKE:
+                self.wake()
+            case events.Do.START_SLOWLY:
+                self.rates.start_slowly(workers=1 + self._cluster.others)
+            case events.Do.LOG_SUSPICION:
+                log.warning("outage_suspected", failures=OUTAGE_REQUESTS)
+            case _:
+                self._cluster.publish(_NEWS[effect], self._breaker)
+
+    def _end(self, ended: events.PauseEnded) -> None:
+        self.report.end(ended.reason)
+        if ended.reason not in {"operator", "broker_blocked"}:
+            self._classifier.forget_refusals()
+        if ended.is_found_here:
+            self._cluster.publish_closed(ended.reason)

@@ -1,0 +1,50 @@
+"""Circuit breakers for tests that need no service."""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+
+from bridge.config import RateLimitSettings
+from bridge.worker.fates import PauseReason
+from bridge.worker.limits.rates import RateLimits
+from bridge.worker.metrics import WorkerMetrics
+from bridge.worker.outcomes import Policy
+from bridge.worker.service.breaker import Alone, CircuitBreaker, Cluster
+from bridge.worker.service.breaker_events import PeerOpened
+
+OUTAGE_AFTER_SECONDS = 10.0
+NO_LIMIT = RateLimitSettings()
+ALONE = Alone()
+
+
+def make_breaker(
+    policy: Policy,
+    metrics: WorkerMetrics,
+    *,
+    limit: RateLimitSettings = NO_LIMIT,
+    cluster: Cluster = ALONE,
+    clock: Callable[[], float] = time.monotonic,
+    chance: Callable[[], float] = random.random,
+) -> CircuitBreaker:
+    """Make a closed breaker, with the rate limits that it starts slowly after an outage."""
+    return CircuitBreaker(
+        policy,
+        outage_after_seconds=OUTAGE_AFTER_SECONDS,
+        rates=RateLimits(
+            limit,
+            most_wait_seconds=policy.retry_delays_seconds[0],
+            changed=asyncio.Event(),
+            metrics=metrics,
+            clock=clock,
+        ),
+        cluster=cluster,
+        metrics=metrics,
+        clock=clock,
+        chance=chance,
+    )
+
+
+def open_breaker(breaker: CircuitBreaker, reason: PauseReason) -> None:
+    """Open a breaker, as if another worker had found the reason."""
+    breaker.receive(PeerOpened(reason, breaker.state.counted_since))
