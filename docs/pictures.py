@@ -265,8 +265,10 @@ async def _draw_lines(axes: Axes, panel: Panel, run: Run) -> None:
 
 def _line_colours(panel: Panel, lines: Sequence[Line]) -> dict[str, Any]:
     given = {
-        override["matcher"]["options"]: NAMED[override["properties"][0]["value"]["fixedColor"]]
+        override["matcher"]["options"]: NAMED[asked["value"]["fixedColor"]]
         for override in panel["fieldConfig"]["overrides"]
+        for asked in override["properties"]
+        if asked["id"] == "color"
     }
     palette = plt.get_cmap("tab20").colors  # type: ignore[attr-defined]
     free = iter([*palette[::2], *palette[1::2]] * 3)
