@@ -16,6 +16,7 @@ from bridge.amqp.publisher import Publisher
 from bridge.config import Role, Settings
 from bridge.config.loading import REVISION_VARIABLE
 from bridge.credentials import Secrets
+from bridge.errors import ConfigError
 from bridge.http.admin import LIMITS as ADMIN_LIMITS
 from bridge.http.admin import Health, admin_handler
 from bridge.http.limits import fit_open_files
@@ -245,15 +246,20 @@ class Wiring:
         if settings.otlp_endpoint is None:
             return None
         # OpenTelemetry takes half a second to load, and is an optional dependency.
-        from bridge.telemetry.tracing import OtlpTracer
+        try:
+            from bridge.telemetry.tracing import OtlpTracer
 
-        tracer = OtlpTracer(
-            settings.otlp_endpoint,
-            sample_ratio=settings.sample_ratio,
-            service="sms-bridge" if len(roles) > 1 else f"sms-bridge-{next(iter(roles))}",
-            version=__version__,
-            dropped=self.metrics.spans_dropped,
-        )
+            tracer = OtlpTracer(
+                settings.otlp_endpoint,
+                sample_ratio=settings.sample_ratio,
+                service="sms-bridge" if len(roles) > 1 else f"sms-bridge-{next(iter(roles))}",
+                version=__version__,
+                dropped=self.metrics.spans_dropped,
+            )
+        except ValueError as error:
+            raise ConfigError(
+                f"tracing: a variable OTEL_... of the environment cannot be used: {error}"
+            ) from None
         self.parts["tracing"] = tracer.run
         return tracer
 

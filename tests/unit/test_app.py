@@ -8,7 +8,7 @@ import pytest
 
 from bridge.app import Bridge
 from bridge.config import Role, Settings
-from bridge.errors import EXIT_CLEAN, EXIT_FAILED
+from bridge.errors import EXIT_CLEAN, EXIT_FAILED, ConfigError
 from tests.ears import Ears, listening, logging_kept
 
 SECONDS = 20
@@ -93,3 +93,14 @@ async def test_a_drain_that_may_cut_a_request_off_is_told(
     await _run(Bridge(_settings(worker=worker), ["worker"]), is_stopped=True)
 
     assert bool(ears.heard("drain_may_cut_off")) == is_told
+
+
+async def test_a_bad_variable_of_opentelemetry_prevents_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A value that the SDK refuses is a fault of the configuration, not a traceback."""
+    monkeypatch.setenv("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "many")
+    settings = _settings(tracing={"otlp_endpoint": "http://127.0.0.1:9"})
+
+    with pytest.raises(ConfigError, match=r"tracing: a variable OTEL_\.\.\. .*many"):
+        Bridge(settings, ["worker"])
