@@ -19,12 +19,12 @@ app = typer.Typer()
 _SANDBOX_HELP: Final = """\
 Run a stand-in for the SMS service, with faults to order.
 
-It takes messages as the service of a preset does, keeps what it is sent, and sends signed webhooks
-on order; GET / lists all that it does. Pages of other sites are refused. With --preset it prints
-the settings with which the bridge speaks to it.
+It accepts messages as the service of a preset does, keeps them, and sends signed webhooks on
+order; GET / lists all requests. Pages of other sites are refused. With --preset it prints the
+settings with which the bridge works with it.
 
 \b
-PUT /sandbox/faults takes a list; of those that fit a message the first is done to it:
+PUT /sandbox/faults takes a list; each message meets the first fault that applies to it:
   to               the number; null or left out: every number
   count            how often; null or left out: until DELETE /sandbox/faults
   mode             answer           with status and headers (the default)
@@ -32,8 +32,8 @@ PUT /sandbox/faults takes a list; of those that fit a message the first is done 
                    cut              close the connection unanswered
                    accept_then_cut  send the message, then close unanswered
   status           200 to 599; the message is sent below 300, and when it is left out
-  answer           in its place one of the service's own answers, by what it means, its code or
-                   its fate; an unknown one lists them
+  answer           in its place one of the service's own answers, by its meaning, its code or
+                   its fate; the error for an unknown one lists them
   headers          of the answer, such as {"Retry-After": "2"}
   latency_seconds  how long to wait first, 0 to 600
 """

@@ -32,7 +32,7 @@ _LATENCIES: Final[Sequence[tuple[str, str, Mapping[str, str]]]] = (
 _FOOTNOTE: Final = "(*) AMQP timestamps are whole seconds: up to one second too long"
 
 
-class Report:
+class DemoReport:
     """What was planned, what has been observed of it, and the metrics that were read last."""
 
     def __init__(

@@ -33,7 +33,7 @@ from bridge.config.urls import mask_url
 from bridge.errors import EXIT_FAILED, BridgeError
 from bridge.sandbox.broker import URL_VARIABLE
 from bridge.sandbox.demo.environment import DemoEnvironment, open_environment, queues_of
-from bridge.sandbox.demo.report import IN_PROGRESS, Report
+from bridge.sandbox.demo.report import IN_PROGRESS, DemoReport
 from bridge.sandbox.demo.traffic import (
     MARKER,
     PlannedMessage,
@@ -127,7 +127,7 @@ async def _play(
     until: float,
 ) -> list[str]:
     """Send everything, wait for every end, and return a line for each problem."""
-    report = Report(messages, webhooks)
+    report = DemoReport(messages, webhooks)
     try:
         connection = await environment.connect("demo")
         try:
@@ -164,7 +164,7 @@ class DemoRun:
         environment: DemoEnvironment,
         channel: AbstractChannel,
         client: httpx.AsyncClient,
-        report: Report,
+        report: DemoReport,
         messages: Sequence[PlannedMessage],
         webhooks: Sequence[PlannedWebhook],
     ) -> None:

@@ -5,7 +5,6 @@ const LISTED = 60; // how many rows a list shows at first, and how many more eac
 const MAX_MESSAGES = 10_000; // as many as a snapshot holds
 const TRIM_MESSAGES = 1_000;
 const MAX_REQUESTS = 1_000;
-const LONG_TEXT = 2_000;
 const NUMBER = /^\+?[1-9][0-9]{3,14}$/;
 const NARROW = "(max-width: 760px)";
 
@@ -425,17 +424,6 @@ function makeTime(item) {
   return make("time", { text: timeOf(item), dateTime: item.received_at ?? item.sent_at });
 }
 
-function drawText(text, className) {
-  const bubble = make("div", { className, text: text.slice(0, LONG_TEXT), dir: "auto" });
-  if (text.length <= LONG_TEXT) return [bubble];
-  const all = make("button", { type: "button", className: "quiet", text: `Show all ${count(text.length, "character")}` });
-  all.addEventListener("click", () => {
-    bubble.textContent = text;
-    all.remove();
-  });
-  return [bubble, all];
-}
-
 function drawMessage(message) {
   const { id, to, segments, encoding, repeats, idempotency_key } = message;
   const meta = make("div", { className: "meta" }, makeTime(message),
@@ -451,13 +439,13 @@ function drawMessage(message) {
   }
   return make("article", { className: "item" },
     make("div", { className: "sender", text: message.from ?? "no sender", dir: "auto" }),
-    ...drawText(message.text, "bubble"), meta);
+    make("div", { className: "bubble", text: message.text, dir: "auto" }), meta);
 }
 
 function drawReply(reply) {
   const { tone, text, hint } = answered(reply);
   return make("article", { className: "item ours" },
-    ...drawText(reply.text, `bubble${reply.forged ? " forged" : ""}`),
+    make("div", { className: `bubble${reply.forged ? " forged" : ""}`, text: reply.text, dir: "auto" }),
     make("div", { className: "meta" }, makeTime(reply), reply.forged ? tag("forged", "warn") : null, tag(text, tone)),
     hint ? make("div", { className: "meta", text: hint }) : null);
 }
@@ -480,7 +468,6 @@ function openPhone(number, { goThere = false } = {}) {
   if (state.open !== number) {
     state.open = number;
     state.listed.items = LISTED;
-    history.replaceState(null, "", `#${number}`);
     $("composer-note").textContent = "";
   }
   if (goThere) {
@@ -803,7 +790,6 @@ function listen() {
   });
   $("forget").addEventListener("click", async () => {
     state.open = null;
-    history.replaceState(null, "", location.pathname);
     $("panes").dataset.view = "phones";
     show();
     for (const kind of ["messages", "requests"]) await ask("DELETE", `/sandbox/${kind}`).catch(() => setLive("away"));
@@ -836,22 +822,11 @@ function listen() {
   $("fault-kind").addEventListener("change", chooseFault);
   $("fault-form").addEventListener("submit", orderFault);
   $("end-faults").addEventListener("click", () => ask("DELETE", "/sandbox/faults").catch(() => {}));
-  $("fault-to").addEventListener("focus", () => {
-    const numbers = new Set([state.open, ...state.order.slice(0, 20).map(({ number }) => number)]);
-    $("fault-numbers").replaceChildren(...[...numbers].filter(Boolean).map((value) => make("option", { value })));
-  });
   $("event-form").addEventListener("submit", sendEvent);
   document.addEventListener("keydown", onKey);
   document.addEventListener("visibilitychange", markRead);
-  window.addEventListener("hashchange", openFromAddress);
-}
-
-function openFromAddress() {
-  const number = decodeURIComponent(location.hash.slice(1));
-  if (NUMBER.test(number) && number.startsWith("+")) openPhone(number, { goThere: true });
 }
 
 conversation.start();
 listen();
-openFromAddress();
 openStream();

@@ -6,7 +6,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from bridge.sandbox.demo.report import Report, percentile
+from bridge.sandbox.demo.report import DemoReport, percentile
 from bridge.sandbox.demo.traffic import Observed, plan_messages, plan_webhooks
 from bridge.telemetry.scrape import Scrape
 
@@ -66,7 +66,7 @@ def test_has_no_percentile_of_nothing(buckets: list[tuple[float, float]]) -> Non
 
 def test_accepts_metrics_that_agree() -> None:
     """Metrics that count what was seen cause no complaint."""
-    report = Report([], [])
+    report = DemoReport([], [])
     report.worker, report.webhook, report.webhook_before = WORKER, WEBHOOK, WEBHOOK_BEFORE
     report.seen.accepted += ["a", "b", "c"]
     report.seen.dead += [("d", "invalid")]
@@ -78,7 +78,7 @@ def test_accepts_metrics_that_agree() -> None:
 
 def test_finds_metrics_that_disagree() -> None:
     """Metrics that count anything else than what was seen are told, one line for each role."""
-    report = Report([], [])
+    report = DemoReport([], [])
     report.worker, report.webhook = WORKER, WEBHOOK
 
     assert len(report.check_metrics()) == 2
@@ -86,7 +86,7 @@ def test_finds_metrics_that_disagree() -> None:
 
 def test_sums_up_a_run_in_which_nothing_was_seen() -> None:
     """The summary can be drawn however early a run has failed."""
-    report = Report(plan_messages(50, run="ab"), plan_webhooks(20, run="ab"))
+    report = DemoReport(plan_messages(50, run="ab"), plan_webhooks(20, run="ab"))
     console = Console(file=StringIO(), width=110)
     for part in report.tables():
         console.print(part)
