@@ -606,14 +606,6 @@ async def test_used_port_is_told(sandbox: httpx.AsyncClient) -> None:
         await serve(create_app(), port=port)
 
 
-async def test_index_names_the_endpoints(sandbox: httpx.AsyncClient) -> None:
-    """The front page tells a person what there is."""
-    answer = await sandbox.get("/")
-
-    assert answer.headers["content-type"].startswith("text/plain")
-    assert "/sandbox/faults" in answer.text
-
-
 @pytest.mark.parametrize(
     ("headers", "status"),
     [

@@ -127,16 +127,6 @@ async def test_an_unknown_answer_lists_what_there_is(
     assert [one["status"] for one in await listed(twilio, "faults")] == [500]
 
 
-async def test_late_messages_get_the_services_own_yes(play: Play) -> None:
-    """A fault that only waits is answered as if it were none."""
-    twilio = play("twilio")
-    await order(twilio, latency_seconds=0.01)
-    answer = await twilio.post(TWILIO, data=FORM)
-
-    assert answer.status_code == 201
-    assert [one["id"] for one in await listed(twilio, "messages")] == [answer.json()["sid"]]
-
-
 async def test_a_service_without_keys_takes_a_message_twice(play: Play) -> None:
     """Who got a text twice is listed: without a key, by number, sender and text."""
     twilio = play("twilio")
