@@ -252,12 +252,10 @@ async def test_a_service_is_played_with_its_receipts_and_errors(tab: Tab, port: 
     assert (answer.status, (await answer.json())["code"]) == (400, 21610)
 
 
-# A list has 60 rows until it is scrolled on; a row has up to ten elements.
+# A list has 60 rows until it is scrolled; a row has up to ten elements.
 MAX_ELEMENTS = 2500
-# A screen is drawn 60 times a second; a machine that is busy with other tests draws late, and then
-# the frames of a list that does not scroll are late as well.
+# A screen is drawn 60 times a second; a machine that is busy with other tests draws late.
 MAX_MEDIAN_FRAME_MILLISECONDS = 100
-MAX_TIMES_IDLE_FRAME = 8
 MEASURE_SCROLLING = """async ([id, end]) => {
     const box = document.getElementById(id);
     const frames = [];
@@ -283,7 +281,6 @@ async def test_ten_thousand_messages_stay_fluent(alone: Alone, tab: Tab) -> None
     await open_phone(page)
     await expect(page.locator(".bubble", has_text="Message 4999 of")).to_be_in_viewport()
     elements = await page.locator("*").count()
-    idle = await page.evaluate(MEASURE_SCROLLING, ["panel-requests", "top"])
     ends = (("log", "top"), ("phone-scroller", "bottom"))
     measured = [await page.evaluate(MEASURE_SCROLLING, [box, end]) for box, end in ends]
     bubbles, rows = await page.locator(".bubble").count(), await page.locator(".row").count()
@@ -293,7 +290,7 @@ async def test_ten_thousand_messages_stay_fluent(alone: Alone, tab: Tab) -> None
 
     assert elements < MAX_ELEMENTS
     assert min(bubbles, rows) > 500
-    assert max(measured) < max(MAX_MEDIAN_FRAME_MILLISECONDS, MAX_TIMES_IDLE_FRAME * idle)
+    assert max(measured) < MAX_MEDIAN_FRAME_MILLISECONDS
     assert news < 1
 
 

@@ -1,7 +1,7 @@
 // The page of the sandbox. Text from outside is only ever set as text, never as markup.
 "use strict";
 
-const LISTED = 60; // how many rows a list shows at first, and how many more each time
+const LISTED = 60; // how many rows a list shows at first
 const MAX_MESSAGES = 10_000; // as many as a snapshot holds
 const TRIM_MESSAGES = 1_000;
 const MAX_REQUESTS = 1_000;
@@ -752,19 +752,24 @@ function onTabKey(event) {
 }
 
 /** Have a button at the end of a list show more of it, also as soon as it is scrolled to. */
-function growWith(button, list) {
+function growWith(button, list, redraw) {
   const grow = () => {
-    state.listed[list] += LISTED;
-    show();
+    // In longer steps the further one scrolls, so that few frames draw the list anew.
+    state.listed[list] += Math.min(state.listed[list], 8 * LISTED);
+    redraw();
+    // Observed anew, it is told again if the button is still on the screen.
+    seen.unobserve(button);
+    seen.observe(button);
   };
+  const seen = new IntersectionObserver((entries) => { if (entries.at(-1).isIntersecting) grow(); });
+  seen.observe(button);
   button.addEventListener("click", grow);
-  new IntersectionObserver((entries) => { if (entries.some(({ isIntersecting }) => isIntersecting)) grow(); }).observe(button);
 }
 
 function listen() {
-  growWith($("more-phones"), "phones");
-  growWith($("earlier"), "items");
-  growWith($("more-requests"), "requests");
+  growWith($("more-phones"), "phones", drawPhones);
+  growWith($("earlier"), "items", () => conversation.draw());
+  growWith($("more-requests"), "requests", drawRequests);
   $("phone-list").addEventListener("keydown", onListKey);
   $("search").addEventListener("input", () => {
     state.query = $("search").value;
