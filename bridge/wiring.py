@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import math
 import os
 import sys
 from collections.abc import Callable, Collection, Coroutine, Iterator
@@ -151,7 +152,12 @@ class Wiring:
         return JointPause(
             peers,
             setup=lambda: setup_of(settings.sms_api, [secret.current for secret in secrets]),
-            turn_seconds=settings.worker.retry_delays[0],
+            # With order only the active worker can probe.
+            turn_seconds=(
+                math.inf
+                if settings.worker.ordering == "recipient"
+                else settings.worker.retry_delays[0]
+            ),
         )
 
     def _make_worker_spans(self) -> WorkerSpans | None:

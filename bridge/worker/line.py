@@ -131,11 +131,12 @@ class Line:
     ) -> None:
         """Wait as long as on the ladder, but in place: later messages of the key wait behind it.
 
-        `is_reported`: the try was, and its wait was cut short. Raises BrokerError when the delivery
-        goes back to the queue.
+        A pause, in which nothing was posted, is no try to report. `is_reported`: the try was, and
+        its wait was cut short. Raises BrokerError when the delivery goes back to the queue.
         """
         delivery.free_slot()
-        if not is_reported:
+        was_posted = outcome.burned or outcome.status is not None
+        if was_posted and not is_reported:
             self._settler.report_try(delivery, outcome)
             delivery.begin_again()
             if self._spans is not None:

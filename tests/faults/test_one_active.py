@@ -346,6 +346,26 @@ async def test_an_operators_pause_keeps_the_order(bench: Bench) -> None:
     assert len(bench.service.taken(numbers)) == 200
 
 
+async def test_a_pause_outlives_the_worker_that_began_it(bench: Bench) -> None:
+    """The next worker goes on with the pause, and ends it when the service accepts again."""
+    bench.service.misbehave({"status": 401, "count": None})
+    async with bench.worker(**ON) as first, standby(bench) as second:
+        await eventually(lambda: has_peers(first, 1) and has_peers(second, 1), what="peers")
+        numbers = await bench.publish(30)
+        await eventually(
+            lambda: first.paused == second.paused == {"credentials_rejected"}, what="the pause"
+        )
+        assert await first.stop() == 0
+        await eventually(lambda: is_active(second), what="the next one")
+        assert second.paused == {"credentials_rejected"}
+        bench.service.behave()
+        await bench.until_taken(numbers)
+        await bench.until_settled(second)
+
+    assert bench.sent_twice(numbers) == {}
+    assert await bench.dead_letters() == []
+
+
 async def test_a_number_with_more_messages_than_are_held(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -427,7 +427,8 @@ async def test_missing_permissions_are_named(managed_broker: Broker, site: Site)
             "url": managed_broker.url,
             "username": user,
             "password": "canary-password-c04e",
-        }
+        },
+        worker={"ordering": "recipient"},
     )
     after = await site.definitions()
     refused = {one.text for one in found["fail"] if one.subject == "permissions"}
@@ -444,7 +445,7 @@ async def test_missing_permissions_are_named(managed_broker: Broker, site: Site)
             f"configure exchange {site.name}.events",
             *(
                 f"configure queue {site.name}{part}"
-                for part in ("", ".retry.5s", ".dead", ".events")
+                for part in ("", ".active", ".retry.5s", ".dead", ".events")
             ),
         )
     }

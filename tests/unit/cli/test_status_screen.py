@@ -198,6 +198,16 @@ def test_what_the_service_asked_for() -> None:
     assert "slowed down" in screen(slow)
 
 
+def test_one_is_active() -> None:
+    """With order it is told which worker is the active one."""
+    active = worker("10.0.0.7:9090", is_standby=False)
+    other = worker("10.0.0.8:9090", is_standby=True)
+    lines = screen(active, other).splitlines()
+
+    assert any(line.startswith("10.0.0.7") and line.endswith("active") for line in lines)
+    assert any(line.startswith("10.0.0.8") and line.endswith("standing by") for line in lines)
+
+
 def test_a_suspected_outage() -> None:
     """That messages which have failed are held back is told, though nothing is paused."""
     suspecting = worker("10.0.0.8:9090", outage_suspected=True)
