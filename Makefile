@@ -252,7 +252,7 @@ soak-hour: MINUTES ?= 60
 soak-hour: $(DEV_STAMP) broker  ## a worker and a receiver under faults and strangers for an hour, which may neither end nor grow; CALM=1 leaves the faults out, so that connections live as long (COMPILED=1 MINUTES=60 SEED=1 CALM=1)
 	$(BIN)/python soak/hour.py --minutes $(MINUTES) --seed $(SEED) $(if $(CALM),--calm)
 
-MODULES ?= signature envelope fates ledger outcomes breaker breaker_states failure_classifier retry_after settle
+MODULES ?= signature envelope fates deduplicator outcomes breaker breaker_states failure_classifier retry_after settle
 mutants: $(DEV_STAMP)  ## break these modules in small ways, and list what their unit tests do not notice, in at most an hour (MODULES="fates breaker_states")
 	$(UV) sync --locked --all-extras --group mutants
 	rm -rf mutants

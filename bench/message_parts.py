@@ -273,14 +273,14 @@ class Bench:
         return Sent(202, answers[0].provider_id)
 
     async def _settle(self, deliveries: list[Delivery], sent: Sent) -> None:
-        claims, settler = self.worker._claims, self.worker._settler
+        claims, settler = self.worker._identification, self.worker._settler
         self.end(None)
         for delivery in deliveries:
-            entry = claims.entry_of(delivery)
-            claim = await claims.claim(delivery, entry)
+            identity = claims.identity_of(delivery)
+            claim = await claims.claim(delivery, identity)
             acceptance = accepted(delivery.envelope, sent, 0.0)
-            claims.settle(cast("Any", claim), entry, acceptance, acked=True)
-        self.end("it is claimed and settled in the ledger")
+            claims.settle(cast("Any", claim), identity, acceptance, acked=True)
+        self.end("it is identified and settled")
         for delivery in deliveries:
             settler.ack(delivery, sent)
         self.end("its end is counted, logged and acked")

@@ -6,9 +6,9 @@ from bridge.errors import ExchangeRefusedError, PublishError
 from bridge.outcome_event import OutcomeEvent, outcome_properties
 from bridge.telemetry.logs import Log
 from bridge.telemetry.trace_context import TraceHeaders
-from bridge.worker.acceptances import Accepted
 from bridge.worker.envelope import Envelope
 from bridge.worker.outcomes import Dead, Outcome, Retried, Sent, attempts_after, name_of
+from bridge.worker.sent_messages import Accepted
 
 log = Log(__name__)
 

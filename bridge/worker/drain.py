@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 from bridge.telemetry.logs import Log
 from bridge.worker.cluster.exchange import Peers
-from bridge.worker.ledger import COMES_AGAIN_SECONDS, Ledger
+from bridge.worker.deduplicator import COMES_AGAIN_SECONDS, Deduplicator
 
 log = Log(__name__)
 
@@ -53,7 +53,7 @@ class Held(Protocol):
         """Wait until nothing that is held now is held any more."""
 
 
-async def finish(held: Held, consumer: Taking, ledger: Ledger) -> bool:
+async def finish(held: Held, consumer: Taking, deduplicator: Deduplicator) -> bool:
     """Take nothing more and settle what is held; then see that the broker has read the acks.
 
     What is done, or decided, but not acked comes again, and only this process knows it: it is taken
@@ -62,7 +62,7 @@ async def finish(held: Held, consumer: Taking, ledger: Ledger) -> bool:
     broker may not have read the acks of some; the caller sets the deadline.
     """
     await _settle(held, consumer)
-    has_come = await _take_what_comes_again(held, consumer, ledger)
+    has_come = await _take_what_comes_again(held, consumer, deduplicator)
     await _settle(held, consumer)
     return has_come
 
@@ -73,7 +73,7 @@ async def _settle(held: Held, consumer: Taking) -> None:
     await consumer.flush()
 
 
-async def _take_what_comes_again(held: Held, consumer: Taking, ledger: Ledger) -> bool:
+async def _take_what_comes_again(held: Held, consumer: Taking, deduplicator: Deduplicator) -> bool:
     """Return True when that is acked, or none of it comes; False when it still does at the end.
 
     What another worker has taken never comes here, so that silence of a broker that is there ends
@@ -81,7 +81,7 @@ async def _take_what_comes_again(held: Held, consumer: Taking, ledger: Ledger) -
     """
     quiet_seconds = consuming_seconds = 0.0
     # What is held still waits for its copy, and may come again once more.
-    while ledger.expects_redeliveries or held.count:
+    while deduplicator.expects_redeliveries or held.count:
         if quiet_seconds >= COMES_AGAIN_SECONDS:
             log.info("not_redelivered")
             return True
@@ -98,13 +98,13 @@ async def _take_what_comes_again(held: Held, consumer: Taking, ledger: Ledger) -
     return True
 
 
-async def hand_over(consumer: Taking, ledger: Ledger, peers: Peers) -> None:
+async def hand_over(consumer: Taking, deduplicator: Deduplicator, peers: Peers) -> None:
     """Have the broker deliver to other workers what was given back, while this one can be asked.
 
     Without it they would not know with what key it was begun, nor what was decided about it.
     """
     for _ in range(round(HAND_OVER_SECONDS / HAND_OVER_POLL_SECONDS)):
-        if not (ledger.keeps_any and peers.is_up and peers.count):
+        if not (deduplicator.keeps_any and peers.is_up and peers.count):
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(HAND_OVER_SECONDS):

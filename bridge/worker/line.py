@@ -11,12 +11,12 @@ from bridge.config import WorkerSettings
 from bridge.errors import BrokerError, CopyRefusedError, InvalidMessageError
 from bridge.telemetry.logs import Log
 from bridge.worker.announcer import Announcer
-from bridge.worker.claims import Claims
+from bridge.worker.deduplicator import InFlight, Released, Repeat
 from bridge.worker.delivery import Delivery
 from bridge.worker.dispatch import Dispatcher
-from bridge.worker.entry import Entry
 from bridge.worker.envelope import read_envelope
-from bridge.worker.ledger import Claim, Kept, Repeat
+from bridge.worker.identification import Identification
+from bridge.worker.message_identity import MessageIdentity
 from bridge.worker.outcomes import Dead, Outcome, Retried
 from bridge.worker.request import RequestReader
 from bridge.worker.settle import Settler, accepted, count_attempt
@@ -39,7 +39,7 @@ class Line:
         self,
         settings: WorkerSettings,
         *,
-        claims: Claims,
+        identification: Identification,
         dispatcher: Dispatcher,
         settler: Settler,
         announcer: Announcer,
@@ -48,8 +48,8 @@ class Line:
     ) -> None:
         self._settings = settings
         self._reader = RequestReader(settings, short_codes=short_codes)
-        self._claims = claims
-        self._ledger = claims.ledger
+        self._identification = identification
+        self._deduplicator = identification.deduplicator
         self._dispatcher = dispatcher
         self._settler = settler
         self._announcer = announcer
@@ -63,12 +63,12 @@ class Line:
         """
         if self._spans is not None:
             self._spans.begin(delivery)
-        entry = self._claims.entry_of(delivery)
-        claim = await self._claims.claim(delivery, entry)
-        if not isinstance(claim, Claim):
-            await self._end_repeat(delivery, entry, claim)
+        identity = self._identification.identity_of(delivery)
+        claim = await self._identification.claim(delivery, identity)
+        if not isinstance(claim, InFlight):
+            await self._end_repeat(delivery, identity, claim)
             return
-        outcome = recalled = self._recall(delivery, entry)
+        outcome = recalled = self._recall(delivery, identity)
         try:
             if outcome is None:
                 outcome = await self._dispatch(delivery)
@@ -80,7 +80,7 @@ class Line:
             await self._settler.replace(delivery, outcome)
         except BaseException as error:
             # A try is counted when its wait is over.
-            kept = Kept(
+            kept = Released(
                 delivery.envelope,
                 _rest_of(delivery, outcome),
                 delivery.replacement,
@@ -88,23 +88,23 @@ class Line:
             )
             delivery.free_slot()
             is_refused = isinstance(error, CopyRefusedError)
-            self._claims.give_back(claim, entry, kept, is_refused=is_refused)
+            self._identification.give_back(claim, identity, kept, is_refused=is_refused)
             raise
         acked = self._settler.ack(delivery, outcome)
         # The ack leaves at the end of this turn of the event loop; the next POST is after it.
         asyncio.get_running_loop().call_soon(delivery.free_slot)
         at = time.time()
         acceptance = accepted(delivery.envelope, outcome, at)
-        self._claims.settle(claim, entry, acceptance, acked=acked)
+        self._identification.settle(claim, identity, acceptance, acked=acked)
         await self._announcer.announce(
             delivery.properties, delivery.envelope, outcome, at, trace=delivery.trace
         )
 
-    def _recall(self, delivery: Delivery, entry: Entry) -> Outcome | None:
-        kept = self._ledger.recall(entry, redelivered=delivery.redelivered)
+    def _recall(self, delivery: Delivery, identity: MessageIdentity) -> Outcome | None:
+        kept = self._deduplicator.recall(identity, redelivered=delivery.redelivered)
         return self._go_on_with(delivery, kept)
 
-    def _go_on_with(self, delivery: Delivery, kept: Kept | None) -> Outcome | None:
+    def _go_on_with(self, delivery: Delivery, kept: Released | None) -> Outcome | None:
         """Go on with what is known of a delivery that went back to the queue unsettled."""
         if kept is None:
             return None
@@ -146,25 +146,27 @@ class Line:
         with delivery.waits("next_try"):
             await asyncio.sleep(min(outcome.delay_seconds, MOST_WAIT_SECONDS))
 
-    async def _end_repeat(self, delivery: Delivery, entry: Entry, repeat: Repeat | None) -> None:
+    async def _end_repeat(
+        self, delivery: Delivery, identity: MessageIdentity, repeat: Repeat | None
+    ) -> None:
         """Ack a repeat of what is settled, or (None) put it off until the first is settled."""
         if repeat is None:
-            await self._put_off_repeat(delivery, entry)
+            await self._put_off_repeat(delivery, identity)
             return
         acked = self._settler.ack(delivery, None)
-        self._ledger.note_repeat(entry, acked=acked)
+        self._deduplicator.note_repeat(identity, acked=acked)
         await self._announcer.answer_repeat(
             delivery.properties, delivery.envelope, repeat.first, trace=delivery.trace
         )
 
-    async def _put_off_repeat(self, delivery: Delivery, entry: Entry) -> None:
-        kept = self._ledger.recall_repeat(entry, redelivered=delivery.redelivered)
+    async def _put_off_repeat(self, delivery: Delivery, identity: MessageIdentity) -> None:
+        kept = self._deduplicator.recall_repeat(identity, redelivered=delivery.redelivered)
         outcome = self._go_on_with(delivery, kept) or self._outcome_of_repeat(delivery)
         try:
             await self._settler.replace(delivery, outcome)
         except BaseException:
-            kept = Kept(delivery.envelope, outcome, delivery.replacement)
-            self._ledger.give_back_repeat(entry, kept)
+            kept = Released(delivery.envelope, outcome, delivery.replacement)
+            self._deduplicator.give_back_repeat(identity, kept)
             raise
         self._settler.ack(delivery, outcome)
 

@@ -18,7 +18,6 @@ from bridge.errors import PublishFault
 from bridge.telemetry.log_format import Facts, shown_seconds
 from bridge.telemetry.logs import Log
 from bridge.topology.declarations import dead_queue, retry_queue
-from bridge.worker.acceptances import Accepted
 from bridge.worker.cluster.repeated_copies import RepeatedCopies
 from bridge.worker.copies import copy_properties
 from bridge.worker.delivery import Delivery, WaitCause
@@ -33,6 +32,7 @@ from bridge.worker.outcomes import (
     attempts_after,
     name_of,
 )
+from bridge.worker.sent_messages import Accepted
 from bridge.worker.spans import end_delivery
 from bridge.worker.storing import Storing
 
@@ -143,7 +143,7 @@ class Settler:
     def ack(self, delivery: Delivery, outcome: Outcome | None) -> bool:
         """Ack a delivery that is replaced, or sent, or (None) a repeat of one that is.
 
-        Returns False when its session is over: the broker delivers it again, and the ledger
+        Returns False when its session is over: the broker delivers it again, and the deduplicator
         must know it then.
         """
         self._report(delivery, outcome)

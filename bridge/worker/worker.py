@@ -14,22 +14,22 @@ from bridge.errors import BrokerError, CopyRefusedError
 from bridge.telemetry.logs import Log
 from bridge.topology.upkeep import Upkeep
 from bridge.worker.announcer import Announcer
-from bridge.worker.claims import Claims
 from bridge.worker.cluster.answering import Answerer
 from bridge.worker.cluster.asking import Asker
-from bridge.worker.cluster.deduplication import Deduplication
+from bridge.worker.cluster.deduplication import ClusterDeduplicator
 from bridge.worker.cluster.exchange import Peers
 from bridge.worker.cluster.repeated_copies import RepeatedCopies
 from bridge.worker.cluster.sharing import Sharing
 from bridge.worker.consumer import Consumer, Gauges
+from bridge.worker.deduplicator import Deduplicator
 from bridge.worker.delivery import Delivery
 from bridge.worker.dispatch import Dispatcher
 from bridge.worker.drain import finish, hand_over
-from bridge.worker.entry import find_entry_in
 from bridge.worker.held import HeldDeliveries
-from bridge.worker.ledger import Ledger
+from bridge.worker.identification import Identification
 from bridge.worker.limits.capacity import Capacity
 from bridge.worker.line import Line
+from bridge.worker.message_identity import identity_function
 from bridge.worker.metrics import WorkerMetrics
 from bridge.worker.operator_pause import OperatorPause
 from bridge.worker.ordering.active_lock import ActiveLock
@@ -65,18 +65,20 @@ class Worker:
         self._peers = peers
         self._sender = sender
         self._breaker = breaker
-        self._ledger = Ledger(
+        self._deduplicator = Deduplicator(
             heartbeat_seconds=settings.rabbitmq.heartbeat_seconds, window_seconds=own.deduplicate
         )
-        self._entry_of = find_entry_in(own, short_codes=settings.sms_api.request.short_codes)
-        self._repeated_copies = RepeatedCopies(peers, self._ledger, entry_of=self._entry_of)
+        self._identity_of = identity_function(own, short_codes=settings.sms_api.request.short_codes)
+        self._repeated_copies = RepeatedCopies(
+            peers, self._deduplicator, identity_of=self._identity_of
+        )
         self._settler = Settler(
             own,
             publisher=publisher,
             block=breaker.block,
             unblock=breaker.unblock,
             repeated_copies=self._repeated_copies,
-            may_set_aside=lambda: self._ledger.has_room_aside,
+            may_set_aside=lambda: self._deduplicator.has_room_aside,
             metrics=metrics,
         )
         metrics.copies_refused.labels(own.queue).set_function(lambda: self.copies_refused)
@@ -98,8 +100,10 @@ class Worker:
         self._held.let_go = self.consumer.let_go
         self._asker, self._answerer = self._make_asker(metrics)
         is_deduplicating = own.deduplicate is not None and peers.is_enabled
-        self._deduplication = Deduplication(peers, self._ledger.sent) if is_deduplicating else None
-        self._claims = self._make_claims()
+        self._deduplication = (
+            ClusterDeduplicator(peers, self._deduplicator.sent) if is_deduplicating else None
+        )
+        self._identification = self._make_identification()
         self._line = self._make_line(publisher, short_codes=settings.sms_api.request.short_codes)
         self._sharing = self._make_sharing()
         limit = metrics.concurrency_limit.labels(own.queue)
@@ -143,7 +147,7 @@ class Worker:
         """Make what asks the peers, and what answers them."""
         asker = Asker(
             self._peers,
-            self._ledger,
+            self._deduplicator,
             most_seconds=self._settings.redelivery_wait,
             delays_seconds=self._settings.retry_delays,
             on_change=self._make_room,
@@ -151,26 +155,26 @@ class Worker:
         )
         answerer = Answerer(
             self._peers,
-            self._ledger,
+            self._deduplicator,
             is_asking=asker.is_asking,
             prove_session=self.consumer.prove,
         )
         return asker, answerer
 
-    def _make_claims(self) -> Claims:
-        return Claims(
-            ledger=self._ledger,
+    def _make_identification(self) -> Identification:
+        return Identification(
+            deduplicator=self._deduplicator,
             asker=self._asker,
             repeated_copies=self._repeated_copies,
             deduplication=self._deduplication,
             breaker=self._breaker,
-            entry_of=self._entry_of,
+            identity_of=self._identity_of,
         )
 
     def _make_line(self, publisher: Publisher, *, short_codes: bool) -> Line:
         return Line(
             self._settings,
-            claims=self._claims,
+            identification=self._identification,
             dispatcher=self._dispatcher,
             settler=self._settler,
             announcer=Announcer(publisher, outcome_exchange=self._settings.outcome_exchange),
@@ -186,7 +190,7 @@ class Worker:
     @property
     def copies_refused(self) -> int:
         """How many messages stay unacked, because the broker refuses their copies."""
-        return self._ledger.set_aside_count
+        return self._deduplicator.set_aside_count
 
     async def serve(self, connection: Connection) -> None:
         """Declare the topology and consume on this connection; `Link.run` calls it."""
@@ -214,7 +218,7 @@ class Worker:
         Returns False when deliveries had to be cut off after `timeout_seconds`, or when the
         broker may not have read the acks of some.
         """
-        self._claims.is_stopping = True
+        self._identification.is_stopping = True
         self._breaker.leave()
         self._sharing.leave()
         self._dispatcher.stop()
@@ -224,18 +228,18 @@ class Worker:
         end_at = time.monotonic() + timeout_seconds
         try:
             async with asyncio.timeout(timeout_seconds):
-                is_finished = await finish(self._held, self.consumer, self._ledger)
+                is_finished = await finish(self._held, self.consumer, self._deduplicator)
         except TimeoutError:
             queue, fault = self._breaker.report.unstored or (None, None)
             log.warning("drain_timed_out", queue=queue, fault=fault)
         await self._held.cut_off()
         await self._peers.until_joined(most_seconds=end_at - time.monotonic())
         self._answerer.gives_up_copies = True
-        await hand_over(self.consumer, self._ledger, self._peers)
+        await hand_over(self.consumer, self._deduplicator, self._peers)
         if self._deduplication is not None:
             self._deduplication.report()
         await self._peers.leave()
-        if not is_finished and self._ledger.expects_redeliveries:
+        if not is_finished and self._deduplicator.expects_redeliveries:
             log.warning("acks_in_doubt")
         return is_finished
 
@@ -247,7 +251,7 @@ class Worker:
         return {self._settings.queue: self._prefetch()}
 
     def _prefetch(self) -> int:
-        if self._claims.is_stopping:
+        if self._identification.is_stopping:
             # In a drain, a delivery that is a repeat is acked, and any other is left to the next
             # worker.
             return 1
@@ -270,7 +274,7 @@ class Worker:
             self.consumer.renew()
 
     def _on_registered(self) -> None:
-        self._ledger.consuming_again()
+        self._deduplicator.consuming_again()
         if self._lock is not None:
             # No other worker sends now.
             self._breaker.rates.divide_by(1)
@@ -280,7 +284,7 @@ class Worker:
 
     def _on_session_over(self, most_unacked: int) -> None:
         """Let go of what waits: it comes again, and a probe must not keep its place meanwhile."""
-        self._ledger.connection_lost(most_unacked=most_unacked)
+        self._deduplicator.connection_lost(most_unacked=most_unacked)
         self._held.cancel(
             lambda delivery: (
                 (delivery.may_be_given_back or delivery.awaits_first) and delivery.is_stale
@@ -290,7 +294,7 @@ class Worker:
     async def _run_in_turn(self, turns: Turns, delivery: Delivery) -> None:
         place = turns.line_up(ordering_key(delivery.properties, delivery.body))
         try:
-            await turns.take_turn(place, delivery, learn=self._claims.learn, work=self._run)
+            await turns.take_turn(place, delivery, learn=self._identification.learn, work=self._run)
         finally:
             turns.leave(place)
 
@@ -305,7 +309,7 @@ class Worker:
         except (BrokerError, asyncio.CancelledError):
             # Unacked: the broker delivers it again, at the latest when the channel closes.
             self._settler.report_given_back(delivery)
-            if self._claims.is_stopping and delivery.redelivered:
+            if self._identification.is_stopping and delivery.redelivered:
                 # Redeliveries come first: another one, which has to be acked, may come after this
                 # one.
                 self.consumer.renew()

@@ -11,7 +11,7 @@ import pytest
 
 from bridge.sandbox.orders import Fault
 from bridge.sandbox.processes import Child, guarded
-from bridge.worker.ledger import COMES_AGAIN_SECONDS
+from bridge.worker.deduplicator import COMES_AGAIN_SECONDS
 from tests.faults.amqp_proxy import ACK, CONFIRM_SELECT_OK, PUBLISH
 from tests.faults.bench import (
     CONSUME_LINK,

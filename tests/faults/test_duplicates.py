@@ -117,7 +117,7 @@ async def test_workers_that_are_replaced_one_after_the_other(bench: Bench) -> No
 
 def knows(live: Live, count: int) -> bool:
     """Say whether a worker knows so many that were sent (a look inside: nothing tells it)."""
-    return len(list(live.worker._ledger.sent.latest(100))) == count
+    return len(list(live.worker._deduplicator.sent.latest(100))) == count
 
 
 @pytest.mark.parametrize(("by", "posts"), [("message_id", 2), ("text", 1)])

@@ -1,7 +1,7 @@
-"""Answer the peers: what is known here of what was redelivered to them.
+"""Answer the questions of peers about messages that were redelivered to them.
 
-What went back to the queue unsettled is handed on once, as the ledger does for its own worker; who
-asks again hears the same again.
+What is known of a released message is handed on once, as the deduplicator does for its own worker.
+A peer that asks again gets the same answer.
 """
 
 import asyncio
@@ -16,11 +16,11 @@ from bridge.worker.cluster.questions import (
     Answers,
     Question,
     Questions,
-    write_kept,
+    write_released,
 )
-from bridge.worker.entry import Entry
-from bridge.worker.ledger import Ledger, Repeat
-from bridge.worker.memory import Memory
+from bridge.worker.deduplicator import Deduplicator, Repeat
+from bridge.worker.expiring_map import ExpiringMap
+from bridge.worker.message_identity import MessageIdentity
 
 # How long an answer is repeated to who asks again.
 REPEATED_SECONDS: Final = 60.0
@@ -36,7 +36,7 @@ class Answerer:
 
     `prove_session` returns when the broker has answered on the session that consumes, or when that
     is known to be lost: the message in question may be held on it, or its ack may be lost with it.
-    `is_asking` says whether this worker itself asks for an entry. Set `gives_up_copies` when it
+    `is_asking` says whether this worker itself asks for an identity. Set `gives_up_copies` when it
     ends: no confirm is waited for any more, and who asks publishes a copy that says that it may be
     there twice.
     """
@@ -44,19 +44,19 @@ class Answerer:
     def __init__(
         self,
         peers: Peers,
-        ledger: Ledger,
+        deduplicator: Deduplicator,
         *,
-        is_asking: Callable[[Entry], bool],
+        is_asking: Callable[[MessageIdentity], bool],
         prove_session: Callable[[], Awaitable[None]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.gives_up_copies = False
         self._peers = peers
-        self._ledger = ledger
+        self._deduplicator = deduplicator
         self._is_asking = is_asking
         self._prove_session = prove_session
-        self._given: Memory[tuple[str, int], Answer] = Memory(REPEATED_SECONDS, clock)
-        self._handed_on: Memory[Entry, str] = Memory(HANDED_ON_SECONDS, clock)
+        self._given: ExpiringMap[tuple[str, int], Answer] = ExpiringMap(REPEATED_SECONDS, clock)
+        self._handed_on: ExpiringMap[MessageIdentity, str] = ExpiringMap(HANDED_ON_SECONDS, clock)
         self._waiting: set[asyncio.Task[None]] = set()
         peers.on(Questions, self._on_questions)
 
@@ -74,8 +74,10 @@ class Answerer:
     def _needs_proof(self, peer: str, question: Question) -> bool:
         if (peer, question.number) in self._given:
             return False
-        entry, ledger = question.entry, self._ledger
-        return not ledger.is_working_on(entry) and ledger.depends_on_session(entry)
+        identity, deduplicator = question.identity, self._deduplicator
+        return not deduplicator.is_working_on(identity) and deduplicator.depends_on_session(
+            identity
+        )
 
     async def _answer_when_proven(self, peer: str, questions: Sequence[Question]) -> None:
         await self._prove_session()
@@ -94,18 +96,18 @@ class Answerer:
         if answer.knows in {"done", "kept"}:
             self._given.add((peer, question.number), answer)
             if not question.has_id:
-                self._handed_on.add(question.entry, peer)
+                self._handed_on.add(question.identity, peer)
         return answer
 
     def _look_up(self, peer: str, question: Question) -> Answer:
-        number, entry, ledger = question.number, question.entry, self._ledger
+        number, identity, deduplicator = question.number, question.identity, self._deduplicator
         # Of several that ask for the same message, the others wait for the first by its id.
-        is_first = self._peers.worker_id < peer and self._is_asking(entry)
-        if is_first or ledger.is_working_on(entry):
+        is_first = self._peers.worker_id < peer and self._is_asking(identity)
+        if is_first or deduplicator.is_working_on(identity):
             return Answer(number=number, knows="busy")
-        known = ledger.hand_on(entry)
+        known = deduplicator.hand_on(identity)
         if known is None:
-            is_put_off = self._handed_on.get(entry) not in {None, peer}
+            is_put_off = self._handed_on.get(identity) not in {None, peer}
             return Answer(number=number, knows="busy" if is_put_off else "unknown")
         if isinstance(known, Repeat):
             return Answer(number=number, knows="done")
@@ -114,6 +116,6 @@ class Answerer:
         is_written = known.replacement is not None and not known.replacement.is_refused
         if is_written and not self.gives_up_copies:
             # The broker has yet to say whether its copy is stored.
-            ledger.learn(entry, known)
+            deduplicator.learn(identity, known)
             return Answer(number=number, knows="busy")
-        return Answer(number=number, knows="kept", kept=write_kept(known, now=time.time()))
+        return Answer(number=number, knows="kept", kept=write_released(known, now=time.time()))

@@ -1,7 +1,7 @@
 """Ask the peers about a redelivery that is unknown here, before anything is done with it.
 
-Another worker may have it in flight or may have sent it, and have lost its connection, so that the
-broker has delivered it again. What a peer knows the ledger learns, as if it had been known here.
+Another worker may have it in flight, or may have sent it and lost its connection, so that the
+broker has delivered it again. The deduplicator learns the answers as if it had known them itself.
 """
 
 import asyncio
@@ -21,17 +21,17 @@ from bridge.worker.cluster.questions import (
     MAX_QUESTIONS,
     Answer,
     Answers,
-    KeptFacts,
     Question,
     Questions,
+    ReleasedFacts,
     question_of,
-    read_kept,
+    read_released,
 )
+from bridge.worker.deduplicator import Deduplicator
 from bridge.worker.delivery import Delivery
-from bridge.worker.entry import Entry
 from bridge.worker.envelope import Envelope
-from bridge.worker.ledger import Ledger
-from bridge.worker.memory import Memory
+from bridge.worker.expiring_map import ExpiringMap
+from bridge.worker.message_identity import MessageIdentity
 from bridge.worker.metrics import WorkerMetrics
 
 # A question is asked again so often, as long as it is open: it or its answer may have been lost.
@@ -56,13 +56,13 @@ class _Case:
 
     properties: Properties
     envelope: Envelope
-    entry: Entry
+    identity: MessageIdentity
     question: Question
     is_done: bool = False
     busy: dict[str, float] = field(default_factory=dict)
     answered: set[str] = field(default_factory=set)
     told: set[str] = field(default_factory=set)
-    kept: list[KeptFacts] = field(default_factory=list)
+    kept: list[ReleasedFacts] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -78,7 +78,7 @@ class Asker:
     def __init__(
         self,
         peers: Peers,
-        ledger: Ledger,
+        deduplicator: Deduplicator,
         *,
         most_seconds: float,
         delays_seconds: Sequence[float],
@@ -87,7 +87,7 @@ class Asker:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._peers = peers
-        self._ledger = ledger
+        self._deduplicator = deduplicator
         self._most_seconds = most_seconds
         self._delays_seconds = delays_seconds
         self._on_change = on_change
@@ -95,10 +95,10 @@ class Asker:
         self._clock = clock
         self._numbers = itertools.count()
         self._open: dict[int, _Case] = {}
-        self._open_entries: Counter[Entry | bytes] = Counter()
+        self._open_entries: Counter[MessageIdentity | bytes] = Counter()
         self._in_the_way: set[int] = set()
         # Answers that come late are learned as well: whoever gave them knows nothing any more.
-        self._closed: Memory[int, _Case] = Memory(REMEMBERED.seconds, clock)
+        self._closed: ExpiringMap[int, _Case] = ExpiringMap(REMEMBERED.seconds, clock)
         self._to_ask: list[Question] = []
         peers.on(Answers, self._on_answers)
         peers.on(Hello, lambda _peer, _hello: self._ask_all())
@@ -128,18 +128,18 @@ class Asker:
         """Note that this worker is about to consume anew, with other places than theirs."""
         self._in_the_way.clear()
 
-    def is_asking(self, entry: Entry) -> bool:
+    def is_asking(self, identity: MessageIdentity) -> bool:
         """Say whether a redelivery of the same message waits for answers here."""
-        return _message_of(entry) in self._open_entries
+        return _message_of(identity) in self._open_entries
 
-    async def learn_of(self, delivery: Delivery, entry: Entry) -> None:
-        """Return when the ledger knows all that any peer knows of a redelivery, or it is time."""
-        if self._ledger.knows(entry) or not self._peers.expects_answers:
+    async def learn_of(self, delivery: Delivery, identity: MessageIdentity) -> None:
+        """Have the deduplicator learn all that any peer knows of a redelivery within the time."""
+        if self._deduplicator.knows(identity) or not self._peers.expects_answers:
             return
-        question = question_of(next(self._numbers), entry)
+        question = question_of(next(self._numbers), identity)
         if question is None:
             return
-        case = _Case(delivery.properties, delivery.envelope, entry, question)
+        case = _Case(delivery.properties, delivery.envelope, identity, question)
         self._open_case(case)
         try:
             with delivery.waits("peers"):
@@ -152,13 +152,13 @@ class Asker:
 
     def _open_case(self, case: _Case) -> None:
         self._open[case.question.number] = case
-        self._open_entries[_message_of(case.entry)] += 1
+        self._open_entries[_message_of(case.identity)] += 1
         self._in_the_way.add(case.question.number)
         self._on_change()
 
     def _close_case(self, case: _Case) -> None:
         del self._open[case.question.number]
-        asked = _message_of(case.entry)
+        asked = _message_of(case.identity)
         self._open_entries[asked] -= 1
         if not self._open_entries[asked]:
             del self._open_entries[asked]
@@ -190,7 +190,7 @@ class Asker:
 
     def _have_all_answered(self, case: _Case) -> bool:
         """Say whether no more is to be expected; of one without an id, one peer knows all."""
-        if case.kept and not case.entry.has_id:
+        if case.kept and not case.identity.has_id:
             return True
         return self._peers.roster.others(REMEMBERED) <= case.answered
 
@@ -243,8 +243,8 @@ class Asker:
                 case.answered.add(peer)
             case "done":
                 # Of equal messages without an id each peer may have sent another one.
-                if not case.is_done or (is_news and not case.entry.has_id):
-                    self._ledger.learn(case.entry, None)
+                if not case.is_done or (is_news and not case.identity.has_id):
+                    self._deduplicator.learn(case.identity, None)
                 case.is_done = True
             case "kept":
                 if is_news and answer.kept is not None:
@@ -255,14 +255,16 @@ class Asker:
     def _learn_kept(self, case: _Case) -> None:
         """Learn how a redelivery goes on, unless it is done: one with an id is no other message."""
         kept, case.kept = case.kept, []
-        if case.is_done and case.entry.has_id:
+        if case.is_done and case.identity.has_id:
             return
         for facts in kept:
             delays, now = self._delays_seconds, time.time()
-            told = read_kept(facts, case.properties, case.envelope, delays_seconds=delays, now=now)
-            self._ledger.learn(case.entry, told)
+            told = read_released(
+                facts, case.properties, case.envelope, delays_seconds=delays, now=now
+            )
+            self._deduplicator.learn(case.identity, told)
 
 
-def _message_of(entry: Entry) -> Entry | bytes:
+def _message_of(identity: MessageIdentity) -> MessageIdentity | bytes:
     """Return what all deliveries of a message have in common: with an id, those of each copy."""
-    return entry.message if entry.has_id else entry
+    return identity.message if identity.has_id else identity

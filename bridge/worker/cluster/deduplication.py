@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from bridge.worker.acceptances import Acceptances, Accepted
 from bridge.worker.cluster.asking import ASK_AGAIN_SECONDS, BUSY_SECONDS, MOST_BUSY_SECONDS
 from bridge.worker.cluster.beats import PRESENT, REMEMBERED
 from bridge.worker.cluster.exchange import Peers
@@ -30,8 +29,9 @@ from bridge.worker.cluster.reports import (
     write_records,
 )
 from bridge.worker.delivery import Delivery
-from bridge.worker.entry import Entry
-from bridge.worker.memory import MAX_ENTRIES
+from bridge.worker.expiring_map import MAX_ENTRIES
+from bridge.worker.message_identity import MessageIdentity
+from bridge.worker.sent_messages import Accepted, SentMessages
 
 # Between two reports. The first after a quiet time goes at the end of the loop's iteration.
 REPORT_SECONDS: Final = 0.02
@@ -47,7 +47,7 @@ MOST_RECENT_SECONDS: Final = 10.0
 MAX_ANSWERED: Final = 4
 
 
-class Deduplication:
+class ClusterDeduplicator:
     """One worker's part: what it reports, and what it has heard that peers are working on.
 
     What was sent is in `acceptances`. `now` gives unix seconds.
@@ -56,13 +56,13 @@ class Deduplication:
     def __init__(
         self,
         peers: Peers,
-        acceptances: Acceptances,
+        acceptances: SentMessages,
         *,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._peers = peers
-        self._acceptances = acceptances
+        self._sent_messages = acceptances
         self._clock = clock
         self._now = now
         self._working_on: set[bytes] = set()
@@ -92,14 +92,14 @@ class Deduplication:
     # What the worker does
 
     async def until_ended_elsewhere(
-        self, delivery: Delivery, entry: Entry, *, may_wait: Callable[[], bool]
+        self, delivery: Delivery, identity: MessageIdentity, *, may_wait: Callable[[], bool]
     ) -> bool:
         """Return when no peer is working on the same message any more.
 
         Returns False while one does and it `may_wait` no longer. A peer that is not heard, or that
         does not say that it has the message, is waited for for some seconds.
         """
-        message, since = entry.message, self._clock()
+        message, since = identity.message, self._clock()
         if message not in self._busy:
             return True
         with delivery.waits("peers"):
@@ -111,24 +111,24 @@ class Deduplication:
                 await self._until_heard(message)
         return True
 
-    def take(self, entry: Entry) -> None:
+    def take(self, identity: MessageIdentity) -> None:
         """Report that a message is being worked on here."""
-        if entry.has_id:
-            self._working_on.add(entry.message)
-            self._taken[entry.message] = None
-            self._let_go.pop(entry.message, None)
+        if identity.has_id:
+            self._working_on.add(identity.message)
+            self._taken[identity.message] = None
+            self._let_go.pop(identity.message, None)
             self._report_soon()
 
-    def end(self, entry: Entry, accepted: Accepted | None) -> None:
+    def end(self, identity: MessageIdentity, accepted: Accepted | None) -> None:
         """Report that it was accepted, or that it was not, so that another one may be tried."""
-        if not entry.has_id:
+        if not identity.has_id:
             return
-        self._working_on.discard(entry.message)
-        self._taken.pop(entry.message, None)
+        self._working_on.discard(identity.message)
+        self._taken.pop(identity.message, None)
         if accepted is None:
-            self._let_go[entry.message] = None
+            self._let_go[identity.message] = None
         else:
-            self._sent.append((entry.message, accepted))
+            self._sent.append((identity.message, accepted))
         self._report_soon()
 
     # What is reported
@@ -191,14 +191,14 @@ class Deduplication:
     def _learn(self, sent: bytes) -> None:
         now = self._now()
         for message, attempts, status, age_seconds in read_records(sent):
-            self._acceptances.learn(message, attempts, status, now - age_seconds, age_seconds)
+            self._sent_messages.learn(message, attempts, status, now - age_seconds, age_seconds)
             self._forget(message)
 
     def _report_again(self, message: bytes) -> None:
         if message in self._working_on:
             self._taken[message] = None
             self._report_soon()
-        elif (accepted := self._acceptances.own(message)) is not None:
+        elif (accepted := self._sent_messages.own(message)) is not None:
             self._sent.append((message, accepted))
             self._report_soon()
 
@@ -266,7 +266,7 @@ class Deduplication:
             task.add_done_callback(self._answering.discard)
 
     async def _tell_recent(self, peer: str) -> None:
-        recent = self._acceptances.latest(MAX_RECENT)
+        recent = self._sent_messages.latest(MAX_RECENT)
         while part := list(itertools.islice(recent, MAX_REPORTED)):
             self._peers.tell(Recent(to=peer, sent=write_records(part, now=self._now())))
             await asyncio.sleep(PART_SECONDS)

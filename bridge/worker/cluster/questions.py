@@ -1,6 +1,6 @@
-"""What workers ask each other about redeliveries, and answer: which message, and what became of it.
+"""Questions and answers of workers about redeliveries: which message, and what became of it.
 
-A message is named by the digest of its id and body, as in the ledger; nothing of either is told.
+A message is named by its identity, a digest of its id and body; neither of them is published.
 """
 
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from bridge.amqp.properties import Properties
 from bridge.errors import InvalidMessageError
 from bridge.worker.cluster.messages import Facts
-from bridge.worker.entry import Entry
+from bridge.worker.deduplicator import Released
 from bridge.worker.envelope import Envelope, read_envelope
 from bridge.worker.fates import DeadReason, RetryReason
-from bridge.worker.ledger import Kept
+from bridge.worker.message_identity import MessageIdentity
 from bridge.worker.outcomes import Dead, Outcome, Retried
 
 # So many fit into a message in any case.
@@ -41,8 +41,8 @@ class _Part(BaseModel):
     )
 
 
-class EntryFacts(_Part):
-    """Which message a delivery is, in the ledger's terms."""
+class IdentityFacts(_Part):
+    """Which message a delivery is, in the deduplicator's terms."""
 
     message: _Digest
     has_id: bool
@@ -50,12 +50,12 @@ class EntryFacts(_Part):
     try_of: Annotated[str, Field(pattern=_MOMENT)] = ""
 
     @property
-    def entry(self) -> Entry:
-        """What the ledger knows it by."""
-        return Entry(bytes.fromhex(self.message), self.has_id, self.copies, self.try_of)
+    def identity(self) -> MessageIdentity:
+        """What the deduplicator knows it by."""
+        return MessageIdentity(bytes.fromhex(self.message), self.has_id, self.copies, self.try_of)
 
 
-class Question(EntryFacts):
+class Question(IdentityFacts):
     """One redelivery; its `number` tells it from all others of the asker."""
 
     number: _Count
@@ -69,7 +69,7 @@ class Questions(Facts):
     questions: Annotated[tuple[Question, ...], Field(max_length=MAX_QUESTIONS)]
 
 
-class KeptOutcome(_Part):
+class ReleasedOutcome(_Part):
     """A decision that has still to be carried out; see `Retried` and `Dead`."""
 
     is_dead: bool
@@ -83,7 +83,7 @@ class KeptOutcome(_Part):
     meaning: Annotated[str, Field(max_length=_MAX_DETAIL_CHARACTERS)] | None = None
 
 
-class KeptFacts(_Part):
+class ReleasedFacts(_Part):
     """How a delivery goes on that went back unsettled: its age, its turn, what was decided.
 
     `key`: the idempotency key that was made for it, if its publisher gave it no id.
@@ -96,7 +96,7 @@ class KeptFacts(_Part):
     has_been_copied: bool = False
     attempts: _Count = 0
     uncertain_attempts: _Count = 0
-    outcome: KeptOutcome | None = None
+    outcome: ReleasedOutcome | None = None
 
 
 class Answer(_Part):
@@ -104,7 +104,7 @@ class Answer(_Part):
 
     number: _Count
     knows: Knowledge
-    kept: KeptFacts | None = None
+    kept: ReleasedFacts | None = None
 
 
 class Answers(Facts):
@@ -116,29 +116,29 @@ class Answers(Facts):
     answers: Annotated[tuple[Answer, ...], Field(max_length=MAX_ANSWERS)]
 
 
-def question_of(number: int, entry: Entry) -> Question | None:
-    """Ask about an entry; None where that would tell what is not ours to tell."""
-    facts = facts_of(entry)
+def question_of(number: int, identity: MessageIdentity) -> Question | None:
+    """Ask about an identity; None where that would tell what is not ours to tell."""
+    facts = facts_of(identity)
     return None if facts is None else Question(number=number, **facts.model_dump())
 
 
-def facts_of(entry: Entry) -> EntryFacts | None:
-    """Write which message an entry is; None where that would tell what is not ours to tell."""
+def facts_of(identity: MessageIdentity) -> IdentityFacts | None:
+    """Write which message an identity is; None where that would tell what is not ours to tell."""
     try:
-        return EntryFacts(
-            message=entry.message.hex(),
-            has_id=entry.has_id,
-            copies=entry.copies,
-            try_of=entry.try_of,
+        return IdentityFacts(
+            message=identity.message.hex(),
+            has_id=identity.has_id,
+            copies=identity.copies,
+            try_of=identity.try_of,
         )
     except ValueError:
         return None
 
 
-def write_kept(kept: Kept, *, now: float) -> KeptFacts:
+def write_released(kept: Released, *, now: float) -> ReleasedFacts:
     """Say how a delivery goes on; `now` is in unix seconds."""
     envelope = kept.envelope
-    return KeptFacts(
+    return ReleasedFacts(
         key=envelope.key if envelope.message_id is None else None,
         first_delivered_seconds_ago=max(0.0, now - envelope.first_delivered_at),
         expires_in_seconds=None if envelope.expires_at is None else envelope.expires_at - now,
@@ -151,14 +151,14 @@ def write_kept(kept: Kept, *, now: float) -> KeptFacts:
     )
 
 
-def read_kept(
-    facts: KeptFacts,
+def read_released(
+    facts: ReleasedFacts,
     properties: Properties,
     envelope: Envelope,
     *,
     delays_seconds: Sequence[float],
     now: float,
-) -> Kept:
+) -> Released:
     """Have a delivery go on as a peer says; `delays_seconds` are the steps of the ladder here."""
     bare = envelope._replace(
         key=facts.key or envelope.key,
@@ -175,13 +175,13 @@ def read_kept(
     if facts.turn_in_seconds is not None:
         envelope = envelope._replace(turn_at=now + facts.turn_in_seconds)
     outcome = None if facts.outcome is None else _read_outcome(facts.outcome, delays_seconds)
-    return Kept(envelope, outcome)
+    return Released(envelope, outcome)
 
 
-def _write_outcome(outcome: Outcome | None) -> KeptOutcome | None:
+def _write_outcome(outcome: Outcome | None) -> ReleasedOutcome | None:
     if not isinstance(outcome, Retried | Dead):
         return None
-    return KeptOutcome(
+    return ReleasedOutcome(
         is_dead=isinstance(outcome, Dead),
         delay_seconds=outcome.delay_seconds if isinstance(outcome, Retried) else 0,
         detail=outcome.detail[:_MAX_DETAIL_CHARACTERS],
@@ -189,7 +189,7 @@ def _write_outcome(outcome: Outcome | None) -> KeptOutcome | None:
     )
 
 
-def _read_outcome(told: KeptOutcome, delays_seconds: Sequence[float]) -> Outcome:
+def _read_outcome(told: ReleasedOutcome, delays_seconds: Sequence[float]) -> Outcome:
     shared: dict[str, Any] = {name: getattr(told, name) for name in (*_SHARED, "detail")}
     if told.is_dead:
         return Dead(**shared)

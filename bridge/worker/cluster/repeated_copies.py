@@ -16,21 +16,21 @@ from pydantic import Field
 
 from bridge.amqp.properties import Properties
 from bridge.amqp.wire import Body
-from bridge.worker.acceptances import SENT_SECONDS
 from bridge.worker.cluster.beats import PRESENT
 from bridge.worker.cluster.exchange import Peers
 from bridge.worker.cluster.messages import Facts, Hello
-from bridge.worker.cluster.questions import MAX_QUESTIONS, EntryFacts, Questions, facts_of
-from bridge.worker.entry import Entry, EntryOf
+from bridge.worker.cluster.questions import MAX_QUESTIONS, IdentityFacts, Questions, facts_of
+from bridge.worker.deduplicator import Deduplicator
 from bridge.worker.envelope import bare_envelope
-from bridge.worker.ledger import Ledger
-from bridge.worker.memory import Memory
+from bridge.worker.expiring_map import ExpiringMap
+from bridge.worker.message_identity import IdentityOf, MessageIdentity
+from bridge.worker.sent_messages import SENT_SECONDS
 
 MAX_REMEMBERED: Final = 10_000
 # So many are told to a worker that joins, the latest.
 MAX_TOLD: Final = 4 * MAX_QUESTIONS
 
-_Entries = Annotated[tuple[EntryFacts, ...], Field(max_length=MAX_QUESTIONS)]
+_Entries = Annotated[tuple[IdentityFacts, ...], Field(max_length=MAX_QUESTIONS)]
 
 
 class Repeated(Facts):
@@ -52,25 +52,28 @@ class Settled(Facts):
 class RepeatedCopies:
     """Remembers them for as long as a message is known to be sent, at most 10,000.
 
-    `ledger` knows what was settled here, and learns what was settled by peers. `entry_of` says what
-    a message is known by.
+    `deduplicator` knows what was settled here, and learns what was settled by peers.
     """
 
     def __init__(
         self,
         peers: Peers,
-        ledger: Ledger,
+        deduplicator: Deduplicator,
         *,
-        entry_of: EntryOf,
+        identity_of: IdentityOf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._peers = peers
-        self._ledger = ledger
-        self._entry_of = entry_of
-        self._known: Memory[Entry, None] = Memory(SENT_SECONDS, clock, most=MAX_REMEMBERED)
+        self._deduplicator = deduplicator
+        self._identity_of = identity_of
+        self._known: ExpiringMap[MessageIdentity, None] = ExpiringMap(
+            SENT_SECONDS, clock, most=MAX_REMEMBERED
+        )
         # Those that were published again, delivered, or settled here.
-        self._own: Memory[Entry, None] = Memory(SENT_SECONDS, clock, most=MAX_TOLD)
-        self._to_tell: dict[Entry, None] = {}
+        self._own: ExpiringMap[MessageIdentity, None] = ExpiringMap(
+            SENT_SECONDS, clock, most=MAX_TOLD
+        )
+        self._to_tell: dict[MessageIdentity, None] = {}
         peers.on(Questions, lambda _peer, asked: self._learn_asked(asked.questions))
         peers.on(Repeated, lambda _peer, told: self._learn_repeated(told.entries))
         peers.on(Settled, lambda _peer, told: self._learn_settled(told.entries))
@@ -79,62 +82,62 @@ class RepeatedCopies:
 
     def note_published(self, properties: Properties, body: Body) -> None:
         """Note that a copy was published that says that it may be there twice."""
-        entry = self._entry_of(bare_envelope(properties, now=time.time()), body)
-        self._note_own(entry)
-        self._tell_soon(entry)
+        identity = self._identity_of(bare_envelope(properties, now=time.time()), body)
+        self._note_own(identity)
+        self._tell_soon(identity)
 
-    def may_be_one(self, entry: Entry, *, says_so: bool) -> bool:
+    def may_be_one(self, identity: MessageIdentity, *, says_so: bool) -> bool:
         """Say whether a delivery may be there twice; that it says so itself is remembered."""
-        if says_so and entry.copies:
+        if says_so and identity.copies:
             # The others hear of it when they are asked for it.
-            self._note_own(entry)
-        return says_so or (entry.copies > 0 and entry in self._known)
+            self._note_own(identity)
+        return says_so or (identity.copies > 0 and identity in self._known)
 
-    def settle(self, entry: Entry, *, is_sent: bool) -> None:
-        """Tell the others that the ledger has settled a delivery, if it may be there twice.
+    def settle(self, identity: MessageIdentity, *, is_sent: bool) -> None:
+        """Tell the others that the deduplicator has settled a delivery, if it may be there twice.
 
         What has not been up the ladder has no number of its own: its publisher may send another
         one with its id, which is to be tried unless the first `is_sent`.
         """
-        if entry in self._known and (is_sent or entry.copies):
-            self._note_own(entry)
-            self._tell_soon(entry)
+        if identity in self._known and (is_sent or identity.copies):
+            self._note_own(identity)
+            self._tell_soon(identity)
 
     # What peers tell
 
-    def _learn_asked(self, told: tuple[EntryFacts, ...]) -> None:
+    def _learn_asked(self, told: tuple[IdentityFacts, ...]) -> None:
         # Most questions are of messages that the broker has delivered again, which says so itself.
         for facts in told:
             if facts.copies:
-                self._note(facts.entry)
+                self._note(facts.identity)
 
-    def _learn_repeated(self, told: tuple[EntryFacts, ...]) -> None:
+    def _learn_repeated(self, told: tuple[IdentityFacts, ...]) -> None:
         for facts in told:
-            self._note(facts.entry)
-            if self._ledger.is_settled(facts.entry):
-                self._tell_soon(facts.entry)
+            self._note(facts.identity)
+            if self._deduplicator.is_settled(facts.identity):
+                self._tell_soon(facts.identity)
 
-    def _learn_settled(self, told: tuple[EntryFacts, ...]) -> None:
+    def _learn_settled(self, told: tuple[IdentityFacts, ...]) -> None:
         for facts in told:
-            self._note(facts.entry)
-            self._ledger.learn_settled(facts.entry)
+            self._note(facts.identity)
+            self._deduplicator.learn_settled(facts.identity)
 
-    def _note(self, entry: Entry) -> None:
-        if entry not in self._known:
-            self._known.add(entry, None)
+    def _note(self, identity: MessageIdentity) -> None:
+        if identity not in self._known:
+            self._known.add(identity, None)
 
-    def _note_own(self, entry: Entry) -> None:
-        self._note(entry)
-        if entry not in self._own:
-            self._own.add(entry, None)
+    def _note_own(self, identity: MessageIdentity) -> None:
+        self._note(identity)
+        if identity not in self._own:
+            self._own.add(identity, None)
 
     # What is told
 
-    def _tell_soon(self, entry: Entry) -> None:
+    def _tell_soon(self, identity: MessageIdentity) -> None:
         """Tell of it at the end of this iteration of the event loop, together with all others."""
         if not self._to_tell:
             asyncio.get_running_loop().call_soon(self._tell_now)
-        self._to_tell[entry] = None
+        self._to_tell[identity] = None
 
     def _tell_now(self) -> None:
         entries = list(self._to_tell)
@@ -146,18 +149,18 @@ class RepeatedCopies:
         others = self._peers.roster.others(PRESENT) - {newcomer}
         is_first = all(self._peers.worker_id < other for other in others)
         memory = self._known if is_first else self._own
-        self._tell(entry for _, entry, _ in memory.latest(MAX_TOLD))
+        self._tell(identity for _, identity, _ in memory.latest(MAX_TOLD))
 
     def _tell_own(self) -> None:
         """Tell what happened here, of which the others may have missed something."""
-        self._tell(entry for _, entry, _ in self._own.latest(MAX_TOLD))
+        self._tell(identity for _, identity, _ in self._own.latest(MAX_TOLD))
 
-    def _tell(self, entries: Iterable[Entry]) -> None:
-        repeated, settled = list[EntryFacts](), list[EntryFacts]()
-        for entry in entries:
-            facts = facts_of(entry)
+    def _tell(self, entries: Iterable[MessageIdentity]) -> None:
+        repeated, settled = list[IdentityFacts](), list[IdentityFacts]()
+        for identity in entries:
+            facts = facts_of(identity)
             if facts is not None:
-                (settled if self._ledger.is_settled(entry) else repeated).append(facts)
+                (settled if self._deduplicator.is_settled(identity) else repeated).append(facts)
         for at in range(0, len(repeated), MAX_QUESTIONS):
             self._peers.tell(Repeated(entries=tuple(repeated[at : at + MAX_QUESTIONS])))
         for at in range(0, len(settled), MAX_QUESTIONS):

@@ -11,8 +11,8 @@ from typing import Annotated, ClassVar, Final
 
 from pydantic import BeforeValidator, PlainSerializer
 
-from bridge.worker.acceptances import Accepted
 from bridge.worker.cluster.messages import Facts
+from bridge.worker.sent_messages import Accepted
 
 # So many of each kind fit into a message in any case.
 MAX_REPORTED: Final = 400

@@ -12,8 +12,8 @@ from bridge.errors import Confirm, PublishError, PublishFault, Refusal
 from bridge.telemetry.metrics import BridgeMetrics, new_registry
 from bridge.worker.cluster.exchange import Peers
 from bridge.worker.cluster.repeated_copies import RepeatedCopies
-from bridge.worker.entry import entry_of
-from bridge.worker.ledger import Ledger
+from bridge.worker.deduplicator import Deduplicator
+from bridge.worker.message_identity import identity_of
 
 
 class Published(NamedTuple):
@@ -156,7 +156,7 @@ class Broker:
 def nobody_told(metrics: Any) -> RepeatedCopies:
     """Make what would tell the peers of copies that are there twice, of a worker without any."""
     peers = Peers("q", is_enabled=False, metrics=metrics)
-    return RepeatedCopies(peers, Ledger(heartbeat_seconds=10), entry_of=entry_of)
+    return RepeatedCopies(peers, Deduplicator(heartbeat_seconds=10), identity_of=identity_of)
 
 
 class Channel:

@@ -9,10 +9,10 @@ import pytest
 
 from bridge.amqp.properties import Properties
 from bridge.amqp.publisher import Publisher
-from bridge.worker.acceptances import Accepted
 from bridge.worker.announcer import Announcer
 from bridge.worker.envelope import Envelope
 from bridge.worker.outcomes import Dead, Outcome, Retried, Sent
+from bridge.worker.sent_messages import Accepted
 from tests.clock import LeapingWorld
 from tests.ears import Ears
 from tests.unit.worker.stand_ins import Broker, Published

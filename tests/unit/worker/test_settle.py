@@ -17,9 +17,9 @@ from bridge.amqp.publisher import Publisher
 from bridge.config import WorkerSettings
 from bridge.errors import BrokerError, Confirm
 from bridge.worker import envelope
-from bridge.worker.acceptances import Accepted
 from bridge.worker.delivery import Delivery, WaitCause
 from bridge.worker.outcomes import Dead, Outcome, Policy, Retried, Sent
+from bridge.worker.sent_messages import Accepted
 from bridge.worker.settle import Settler, accepted
 from bridge.worker.storing import MAX_UNCONFIRMED_SECONDS
 from tests.breakers import make_breaker
@@ -379,7 +379,7 @@ def test_a_copy_of_what_the_broker_delivers_again_is_given_up(world: World) -> N
 
 
 def test_only_what_was_sent_answers_repeats(world: World) -> None:
-    """The ledger keeps how a message was accepted, with the attempt that did it."""
+    """The deduplicator keeps how a message was accepted, with the attempt that did it."""
     sent = world.delivery().envelope
 
     assert accepted(sent, SENT, AT) == Accepted(3, 202, "sms-1", AT)

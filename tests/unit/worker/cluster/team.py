@@ -1,24 +1,24 @@
-"""Workers that hear each other without a broker, on a clock that leaps; each has a ledger."""
+"""Workers that hear each other without a broker, on a clock that leaps; each has a deduplicator."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
 from bridge.amqp.properties import Properties
-from bridge.worker.acceptances import Accepted
 from bridge.worker.cluster.answering import Answerer
 from bridge.worker.cluster.asking import Asker
 from bridge.worker.cluster.beats import REMEMBERED
-from bridge.worker.cluster.deduplication import Deduplication
+from bridge.worker.cluster.deduplication import ClusterDeduplicator
 from bridge.worker.cluster.exchange import Peers
 from bridge.worker.cluster.messages import Beat, Bye, Facts, Hello, read_message, write_message
 from bridge.worker.cluster.repeated_copies import RepeatedCopies
 from bridge.worker.cluster.roster import Roster
+from bridge.worker.deduplicator import Deduplicator, InFlight, Released, Repeat
 from bridge.worker.delivery import Delivery
-from bridge.worker.entry import Entry, entry_of
 from bridge.worker.envelope import COPIES, FIRST_DELIVERED_AT
-from bridge.worker.ledger import Claim, Kept, Ledger, Repeat
+from bridge.worker.message_identity import MessageIdentity, identity_of
 from bridge.worker.outcomes import Outcome
+from bridge.worker.sent_messages import Accepted
 from tests.clock import LeapingWorld
 from tests.deliveries import make_delivery
 
@@ -51,7 +51,7 @@ class Fanout:
 
 
 class Colleague:
-    """One worker: its ledger, its questions and answers, and what stands in for its `Peers`."""
+    """One worker: its deduplicator, its questions and answers, and a stand-in for its `Peers`."""
 
     def __init__(self, world: "Team", number: int, window_seconds: float | None) -> None:
         self.worker_id = f"{number:016x}"
@@ -61,7 +61,9 @@ class Colleague:
         clock = world.loop.time
         self.roster = Roster(clock=clock)
         self.roster.resume()
-        self.ledger = Ledger(heartbeat_seconds=10, window_seconds=window_seconds, clock=clock)
+        self.deduplicator = Deduplicator(
+            heartbeat_seconds=10, window_seconds=window_seconds, clock=clock
+        )
         self._hearers: dict[str, list[tuple[type[Facts], Callable[[str, Any], None]]]] = {}
         self._each_second: list[Callable[[], None]] = []
         self._when_heard: list[Callable[[], None]] = []
@@ -70,7 +72,7 @@ class Colleague:
         self.changes = 0
         self.asker = Asker(
             cast("Peers", self),
-            self.ledger,
+            self.deduplicator,
             most_seconds=MOST_SECONDS,
             delays_seconds=DELAYS_SECONDS,
             on_change=self._count,
@@ -79,19 +81,21 @@ class Colleague:
         )
         self.answerer = Answerer(
             cast("Peers", self),
-            self.ledger,
+            self.deduplicator,
             is_asking=self.asker.is_asking,
             prove_session=self._prove,
             clock=clock,
         )
         self.repeated_copies = RepeatedCopies(
-            cast("Peers", self), self.ledger, entry_of=entry_of, clock=clock
+            cast("Peers", self), self.deduplicator, identity_of=identity_of, clock=clock
         )
         self.may_wait = True
-        self._deduplication: Deduplication | None = None
+        self._deduplication: ClusterDeduplicator | None = None
         if window_seconds is not None:
             peers = cast("Peers", self)
-            self._deduplication = Deduplication(peers, self.ledger.sent, clock=clock, now=clock)
+            self._deduplication = ClusterDeduplicator(
+                peers, self.deduplicator.sent, clock=clock, now=clock
+            )
 
     @property
     def expects_answers(self) -> bool:
@@ -161,56 +165,60 @@ class Colleague:
         properties = Properties(message_id=copy.envelope.message_id, headers=headers)
         self.repeated_copies.note_published(properties, copy.body)
 
-    async def take(self, delivery: Delivery) -> Claim | Repeat | None:
+    async def take(self, delivery: Delivery) -> InFlight | Repeat | None:
         """Take a delivery as the worker does, up to its claim."""
-        entry = entry_of(delivery.envelope, delivery.body)
-        if entry.copies:
+        identity = identity_of(delivery.envelope, delivery.body)
+        if identity.copies:
             delivery.redelivered = self.repeated_copies.may_be_one(
-                entry, says_so=delivery.redelivered
+                identity, says_so=delivery.redelivered
             )
         if delivery.redelivered:
-            await self.asker.learn_of(delivery, entry)
+            await self.asker.learn_of(delivery, identity)
         if self._deduplication is not None and not (
             await self._deduplication.until_ended_elsewhere(
-                delivery, entry, may_wait=lambda: self.may_wait
+                delivery, identity, may_wait=lambda: self.may_wait
             )
         ):
             return None
-        claim = await self.ledger.claim(
-            entry, redelivered=delivery.redelivered, waits=delivery.waits
+        claim = await self.deduplicator.claim(
+            identity, redelivered=delivery.redelivered, waits=delivery.waits
         )
-        if self._deduplication is not None and isinstance(claim, Claim):
-            self._deduplication.take(entry)
+        if self._deduplication is not None and isinstance(claim, InFlight):
+            self._deduplication.take(identity)
         return claim
 
-    async def begin(self, delivery: Delivery) -> Claim:
+    async def begin(self, delivery: Delivery) -> InFlight:
         """Take a delivery that is no repeat."""
         claim = await self.take(delivery)
-        assert isinstance(claim, Claim)
+        assert isinstance(claim, InFlight)
         return claim
 
-    def settle(self, claim: Claim, *, sent: bool = True, acked: bool = True) -> None:
+    def settle(self, claim: InFlight, *, sent: bool = True, acked: bool = True) -> None:
         """Settle what was taken."""
         accepted = ACCEPTED._replace(at=self._world.loop.time()) if sent else None
-        self.ledger.settle(claim, accepted, acked=acked)
-        self.repeated_copies.settle(claim.entry, is_sent=sent)
+        self.deduplicator.settle(claim, accepted, acked=acked)
+        self.repeated_copies.settle(claim.identity, is_sent=sent)
         if self._deduplication is not None:
-            self._deduplication.end(claim.entry, accepted)
+            self._deduplication.end(claim.identity, accepted)
 
-    def give_back(self, claim: Claim, delivery: Delivery, outcome: Outcome | None = None) -> None:
+    def give_back(
+        self, claim: InFlight, delivery: Delivery, outcome: Outcome | None = None
+    ) -> None:
         """Give back what was taken."""
-        self.ledger.give_back(claim, Kept(delivery.envelope, outcome))
+        self.deduplicator.give_back(claim, Released(delivery.envelope, outcome))
         if self._deduplication is not None:
-            self._deduplication.end(claim.entry, None)
+            self._deduplication.end(claim.identity, None)
 
-    def recall(self, delivery: Delivery) -> Kept | None:
+    def recall(self, delivery: Delivery) -> Released | None:
         """Return how a redelivery goes on."""
-        return self.ledger.recall(entry_of(delivery.envelope, delivery.body), redelivered=True)
+        return self.deduplicator.recall(
+            identity_of(delivery.envelope, delivery.body), redelivered=True
+        )
 
     def lose_connection(self) -> None:
         """Lose the connection on which it consumes, and have another one."""
-        self.ledger.connection_lost(most_unacked=100)
-        self.ledger.consuming_again()
+        self.deduplicator.connection_lost(most_unacked=100)
+        self.deduplicator.consuming_again()
 
     def _count(self) -> None:
         self.changes += 1
@@ -288,6 +296,6 @@ def again(team: Team, delivery: Delivery, *, key: str | None = None) -> Delivery
     )
 
 
-def entry(delivery: Delivery) -> Entry:
+def identity(delivery: Delivery) -> MessageIdentity:
     """Return which message a delivery is."""
-    return entry_of(delivery.envelope, delivery.body)
+    return identity_of(delivery.envelope, delivery.body)

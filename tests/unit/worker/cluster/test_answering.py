@@ -11,9 +11,9 @@ from bridge.errors import Confirm
 from bridge.telemetry.metrics import BridgeMetrics
 from bridge.worker.cluster.answering import MAX_WAITING
 from bridge.worker.cluster.questions import Answers, Questions, question_of
-from bridge.worker.ledger import Claim, Kept, Repeat
+from bridge.worker.deduplicator import InFlight, Released, Repeat
 from bridge.worker.outcomes import Retried
-from tests.unit.worker.cluster.team import Team, again, entry, message
+from tests.unit.worker.cluster.team import Team, again, identity, message
 
 RETRIED = Retried(reason="uncertain", delay_seconds=5.0, detail="no answer", burned=True)
 
@@ -45,7 +45,7 @@ def test_two_equal_texts_of_which_one_is_in_flight_here(team: Team) -> None:
         await first.begin(delivery)
         return await second.take(again(team, delivery, key="f" * 32))
 
-    assert isinstance(team.play(story()), Claim)
+    assert isinstance(team.play(story()), InFlight)
 
 
 @pytest.mark.parametrize("settled", [False, True], ids=["in flight", "acked"])
@@ -86,7 +86,7 @@ def test_no_more_questions_wait_for_the_broker_than_there_is_room_for(team: Team
         first.lives_on.clear()
         before = len(asyncio.all_tasks())
         for number in range(10 * MAX_WAITING):
-            question = question_of(number, entry(delivery))
+            question = question_of(number, identity(delivery))
             assert question is not None
             second.tell(Questions(questions=(question,)))
         await asyncio.sleep(1)
@@ -99,18 +99,18 @@ def test_a_copy_that_may_be_stored_is_waited_for(team: Team) -> None:
     """What was decided is handed on once no confirm of the copy can come, not before."""
     first, second = team.members
 
-    async def story() -> Kept | None:
+    async def story() -> Released | None:
         delivery, confirm = message(team), new_confirm()
         redelivered = again(team, delivery)
         claim = await first.begin(delivery)
-        kept = Kept(delivery.envelope, RETRIED, copy_with(confirm))
-        first.ledger.give_back(claim, kept)
+        kept = Released(delivery.envelope, RETRIED, copy_with(confirm))
+        first.deduplicator.give_back(claim, kept)
         first.lose_connection()
         taking = asyncio.create_task(second.take(redelivered))
         await asyncio.sleep(15)
         assert not taking.done()
         confirm.set_result("error")
-        assert isinstance(await taking, Claim)
+        assert isinstance(await taking, InFlight)
         return second.recall(redelivered)
 
     found = team.play(story())
@@ -124,16 +124,16 @@ def test_a_copy_is_not_waited_for_by_who_ends(team: Team) -> None:
     """What was decided is handed on at once, and that the copy may be there already."""
     first, second = team.members
 
-    async def story() -> Kept | None:
+    async def story() -> Released | None:
         delivery = message(team, None)
         redelivered = again(team, delivery, key="f" * 32)
-        kept = Kept(delivery.envelope, RETRIED, copy_with(new_confirm()))
-        first.ledger.give_back(await first.begin(delivery), kept)
+        kept = Released(delivery.envelope, RETRIED, copy_with(new_confirm()))
+        first.deduplicator.give_back(await first.begin(delivery), kept)
         first.lose_connection()
         first.answerer.gives_up_copies = True
         taking = asyncio.create_task(second.take(redelivered))
         await asyncio.sleep(0.5)
-        assert isinstance(taking.result(), Claim)
+        assert isinstance(taking.result(), InFlight)
         return second.recall(redelivered)
 
     found = team.play(story())
@@ -150,8 +150,8 @@ def test_a_copy_that_is_stored_ends_the_matter(team: Team) -> None:
     async def story() -> object:
         delivery, confirm = message(team), new_confirm()
         confirm.set_result("confirmed")
-        kept = Kept(delivery.envelope, RETRIED, copy_with(confirm))
-        first.ledger.give_back(await first.begin(delivery), kept)
+        kept = Released(delivery.envelope, RETRIED, copy_with(confirm))
+        first.deduplicator.give_back(await first.begin(delivery), kept)
         first.lose_connection()
         return await second.take(again(team, delivery))
 
@@ -164,7 +164,7 @@ def test_only_who_was_asked_by_learns(team: Team) -> None:
 
     async def story() -> object:
         delivery = message(team)
-        question = question_of(0, entry(delivery))
+        question = question_of(0, identity(delivery))
         assert question is not None
         claim = await first.begin(delivery)
         first.settle(claim, acked=False)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from bridge.worker.cluster.messages import Bye
-from bridge.worker.ledger import Claim, Repeat
+from bridge.worker.deduplicator import InFlight, Repeat
 from bridge.worker.outcomes import Dead, Retried
 from tests.unit.worker.cluster.team import (
     DELAYS_SECONDS,
@@ -17,7 +17,7 @@ from tests.unit.worker.cluster.team import (
     Colleague,
     Team,
     again,
-    entry,
+    identity,
     message,
 )
 
@@ -39,7 +39,9 @@ def make_team() -> Iterator[MakeTeam]:
         team.close()
 
 
-async def cut_in_flight(team: Team, message_id: str | None) -> tuple[Claim, Repeat | Claim | None]:
+async def cut_in_flight(
+    team: Team, message_id: str | None
+) -> tuple[InFlight, Repeat | InFlight | None]:
     """Have the first worker lose its connection in a POST of 3 s, and the second get it again."""
     first, second = team.members[:2]
     delivery = message(team, message_id)
@@ -61,7 +63,7 @@ def test_what_another_has_in_flight_is_waited_for(
     _, taken = team.play(cut_in_flight(team, message_id))
 
     assert taken == Repeat(None)
-    assert not team.members[0].ledger.expects_redeliveries
+    assert not team.members[0].deduplicator.expects_redeliveries
     assert team.metrics.redelivery_questions.labels("done").value == 1
 
 
@@ -96,7 +98,7 @@ def test_a_peer_that_dies_at_work_is_not_waited_for_for_ever(make_team: MakeTeam
         taking = asyncio.create_task(second.take(again(team, delivery)))
         await asyncio.sleep(3)
         first.fall_silent()
-        assert isinstance(await taking, Claim)
+        assert isinstance(await taking, InFlight)
         return team.loop.time() - began
 
     assert MOST_SECONDS <= team.play(story()) <= MOST_SECONDS + 2
@@ -141,7 +143,7 @@ def test_a_first_delivery_asks_nobody(make_team: MakeTeam) -> None:
 
 
 def test_what_is_known_here_is_asked_of_nobody(make_team: MakeTeam) -> None:
-    """The own ledger comes first."""
+    """The own deduplicator comes first."""
     team = make_team(2)
     first = team.members[0]
 
@@ -255,7 +257,7 @@ def test_of_two_equal_texts_one_is_sent(make_team: MakeTeam) -> None:
         return await asyncio.gather(*taking)
 
     taken = team.play(story())
-    assert sorted(type(one).__name__ for one in taken) == ["Claim", "Repeat"]
+    assert sorted(type(one).__name__ for one in taken) == ["InFlight", "Repeat"]
 
 
 @pytest.mark.parametrize("copies", [0, 1])
@@ -341,7 +343,7 @@ def test_what_went_back_goes_on_elsewhere(
     async def story() -> None:
         first.give_back(await first.begin(delivery), delivery, outcome)
         first.lose_connection()
-        assert isinstance(await second.take(redelivered), Claim)
+        assert isinstance(await second.take(redelivered), InFlight)
 
     team.play(story())
     kept = second.recall(redelivered)
@@ -351,7 +353,7 @@ def test_what_went_back_goes_on_elsewhere(
     assert kept.envelope.first_delivered_at == pytest.approx(0.0, abs=1)
     assert kept.envelope.expires_at == pytest.approx(2_000_000_000, abs=1)
     assert kept.envelope.turn_at == pytest.approx(1_900_000_000, abs=1)
-    assert not first.ledger.keeps_any
+    assert not first.deduplicator.keeps_any
 
 
 def test_a_step_that_the_ladder_here_lacks_becomes_the_next_longer_one(make_team: MakeTeam) -> None:
@@ -488,10 +490,10 @@ def test_it_asks_for_a_message_as_long_as_one_of_two_waits(make_team: MakeTeam) 
         asks = []
         for waiting in (one, other):
             await asyncio.sleep(1)
-            asks.append(second.asker.is_asking(entry(delivery)))
+            asks.append(second.asker.is_asking(identity(delivery)))
             waiting.cancel()
         await asyncio.sleep(1)
-        return [*asks, second.asker.is_asking(entry(delivery))]
+        return [*asks, second.asker.is_asking(identity(delivery))]
 
     assert team.play(story()) == [True, True, False]
 

@@ -5,7 +5,6 @@ import secrets
 import pytest
 from pydantic import ValidationError
 
-from bridge.worker.acceptances import Accepted
 from bridge.worker.cluster.messages import MAX_BYTES, new_worker_id, read_message, write_message
 from bridge.worker.cluster.reports import (
     MAX_REPORTED,
@@ -16,6 +15,7 @@ from bridge.worker.cluster.reports import (
     write_digests,
     write_records,
 )
+from bridge.worker.sent_messages import Accepted
 
 NOW = 1_800_000_000.0
 DIGESTS = [secrets.token_bytes(16) for _ in range(MAX_REPORTED)]

@@ -5,15 +5,15 @@ import json
 import pytest
 
 from bridge.config import WorkerSettings
-from bridge.worker.entry import (
-    Entry,
-    entry_of,
-    entry_of_text,
-    find_entry_in,
-    pack_entry,
-    unpack_entry,
-)
 from bridge.worker.envelope import Envelope
+from bridge.worker.message_identity import (
+    MessageIdentity,
+    identity_function,
+    identity_of,
+    identity_of_text,
+    pack_identity,
+    unpack_identity,
+)
 from bridge.worker.request import OpenSendRequest, SendRequest
 
 MEMBERS = {"to": "+491713920001", "from": "Acme", "text": "Hi"}
@@ -24,26 +24,26 @@ def envelope(message_id: str | None) -> Envelope:
     return Envelope(key="k", message_id=message_id, published_at=None, first_delivered_at=0.0)
 
 
-def by_text(message_id: str | None = None, **changed: str) -> Entry:
+def by_text(message_id: str | None = None, **changed: str) -> MessageIdentity:
     """Name a message by its text."""
     request: SendRequest = OpenSendRequest.model_validate(MEMBERS | changed)
-    return entry_of_text(envelope(message_id), request)
+    return identity_of_text(envelope(message_id), request)
 
 
 def test_an_id_with_its_body_names_a_message() -> None:
     """The same id with another body is another message; without an id it is not named."""
-    first = entry_of(envelope("a"), b"1")
+    first = identity_of(envelope("a"), b"1")
 
-    assert first == entry_of(envelope("a"), b"1")
+    assert first == identity_of(envelope("a"), b"1")
     assert first.message not in {
-        entry.message
-        for entry in (
-            entry_of(envelope("a"), b"2"),
-            entry_of(envelope("b"), b"1"),
-            entry_of(envelope(None), b"1"),
+        identity.message
+        for identity in (
+            identity_of(envelope("a"), b"2"),
+            identity_of(envelope("b"), b"1"),
+            identity_of(envelope(None), b"1"),
         )
     }
-    assert (first.has_id, entry_of(envelope(None), b"1").has_id) == (True, False)
+    assert (first.has_id, identity_of(envelope(None), b"1").has_id) == (True, False)
 
 
 def test_equal_texts_are_one_message_whatever_their_ids() -> None:
@@ -56,9 +56,9 @@ def test_equal_texts_to_a_short_code_are_one_message() -> None:
     """Where the service sends to short codes."""
     settings = WorkerSettings.model_validate({"deduplicate": "1h", "deduplicate_by": "text"})
     body = json.dumps(MEMBERS | {"to": "12345"}).encode()
-    find_entry = find_entry_in(settings, short_codes=True)
+    find_identity = identity_function(settings, short_codes=True)
 
-    assert find_entry(envelope("a"), body).message == find_entry(envelope("b"), body).message
+    assert find_identity(envelope("a"), body).message == find_identity(envelope("b"), body).message
 
 
 @pytest.mark.parametrize("member", ["to", "from", "text", "reference"])
@@ -68,27 +68,27 @@ def test_another_member_is_another_message(member: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "entry",
+    "identity",
     [
-        Entry(b"1234567890abcdef", has_id=True, copies=0),
-        Entry(b" 1 2 3\0\xff", has_id=False, copies=3, try_of="2026-01-01T09:00:00.000"),
-        Entry(b"", has_id=True, copies=-(2**63), try_of=" \udcff\0 ä"),
-        Entry(b"x", has_id=False, copies=2**64, try_of="1 x"),
+        MessageIdentity(b"1234567890abcdef", has_id=True, copies=0),
+        MessageIdentity(b" 1 2 3\0\xff", has_id=False, copies=3, try_of="2026-01-01T09:00:00.000"),
+        MessageIdentity(b"", has_id=True, copies=-(2**63), try_of=" \udcff\0 ä"),
+        MessageIdentity(b"x", has_id=False, copies=2**64, try_of="1 x"),
     ],
 )
-def test_an_entry_is_the_same_as_bytes(entry: Entry) -> None:
+def test_an_entry_is_the_same_as_bytes(identity: MessageIdentity) -> None:
     """Whatever a publisher has written into the headers of copies."""
-    assert unpack_entry(pack_entry(entry)) == entry
+    assert unpack_identity(pack_identity(identity)) == identity
 
 
 def test_what_differs_differs_as_bytes() -> None:
     """No two entries are one where they are remembered as bytes."""
     entries = {
-        Entry(message, has_id, copies, try_of)
+        MessageIdentity(message, has_id, copies, try_of)
         for message in (b"a", b"1 a", b"")
         for has_id in (True, False)
         for copies in (0, 1, 11)
         for try_of in ("", "1", "a", "1 a")
     }
 
-    assert len({pack_entry(entry) for entry in entries}) == len(entries)
+    assert len({pack_identity(identity) for identity in entries}) == len(entries)

@@ -14,7 +14,7 @@ from bridge.worker.request import RequestReader, SendRequest
 _DIGEST_BYTES: Final = 16
 
 
-class Entry(NamedTuple):
+class MessageIdentity(NamedTuple):
     """One delivery: which message it is, whether its publisher named it, which of its copies.
 
     `try_of` tells the copies of one publish from those of a later one of the same message. What is
@@ -27,53 +27,59 @@ class Entry(NamedTuple):
     try_of: str = ""
 
 
-EntryOf = Callable[[Envelope, Body], Entry]
+IdentityOf = Callable[[Envelope, Body], MessageIdentity]
 
 
-def find_entry_in(settings: WorkerSettings, *, short_codes: bool) -> EntryOf:
+def identity_function(settings: WorkerSettings, *, short_codes: bool) -> IdentityOf:
     """Return how a message is known: by its id and body, or by its text and number.
 
     `short_codes`: whether they are recipients.
     """
     if settings.deduplicate_by != "text":
-        return entry_of
+        return identity_of
     reader = RequestReader(settings, short_codes=short_codes)
 
-    def by_text(envelope: Envelope, body: Body) -> Entry:
+    def by_text(envelope: Envelope, body: Body) -> MessageIdentity:
         with contextlib.suppress(Exception):  # it is found out again when it is dispatched
-            return entry_of_text(envelope, reader.read(body))
-        return entry_of(envelope, body)
+            return identity_of_text(envelope, reader.read(body))
+        return identity_of(envelope, body)
 
     return by_text
 
 
-def pack_entry(entry: Entry) -> bytes:
-    """Write an entry as bytes, which is how many are remembered; equal entries are equal bytes."""
+def pack_identity(identity: MessageIdentity) -> bytes:
+    """Pack an identity for large maps; equal identities are equal bytes."""
     # The copies and the try are of headers, where a publisher may have written anything.
-    try_of = entry.try_of.encode("utf-8", "surrogatepass")
-    return b"%d %d %d %b%b" % (entry.has_id, entry.copies, len(try_of), try_of, entry.message)
+    try_of = identity.try_of.encode("utf-8", "surrogatepass")
+    return b"%d %d %d %b%b" % (
+        identity.has_id,
+        identity.copies,
+        len(try_of),
+        try_of,
+        identity.message,
+    )
 
 
-def unpack_entry(packed: bytes) -> Entry:
-    """Read what `pack_entry` wrote."""
+def unpack_identity(packed: bytes) -> MessageIdentity:
+    """Read what `pack_identity` wrote."""
     has_id, copies, length, rest = packed.split(b" ", 3)
     end = int(length)
     try_of = rest[:end].decode("utf-8", "surrogatepass")
-    return Entry(rest[end:], has_id=has_id == b"1", copies=int(copies), try_of=try_of)
+    return MessageIdentity(rest[end:], has_id=has_id == b"1", copies=int(copies), try_of=try_of)
 
 
-def entry_of(envelope: Envelope, body: Body) -> Entry:
-    """Make the entry of a delivery. An id that is used for two bodies names two messages."""
+def identity_of(envelope: Envelope, body: Body) -> MessageIdentity:
+    """Make the identity of a delivery. An id that is used for two bodies names two messages."""
     has_id = envelope.message_id is not None
     name = f"({envelope.message_id!a}, {None if has_id else envelope.published_at!a})"
     digest = hashlib.blake2b(name.encode() + b"\0", digest_size=_DIGEST_BYTES)
     digest.update(body)
-    return Entry(digest.digest(), has_id, envelope.copies, envelope.try_of)
+    return MessageIdentity(digest.digest(), has_id, envelope.copies, envelope.try_of)
 
 
-def entry_of_text(envelope: Envelope, request: SendRequest) -> Entry:
-    """Make the entry of a delivery where equal requests are one message, whatever their ids."""
+def identity_of_text(envelope: Envelope, request: SendRequest) -> MessageIdentity:
+    """Make the identity of a delivery where equal requests are one message, whatever their ids."""
     members = [request.to, request.sender, request.text, request.model_extra]
     written = json.dumps(members, sort_keys=True).encode()
     message = hashlib.blake2b(written, digest_size=_DIGEST_BYTES).digest()
-    return Entry(message, has_id=True, copies=envelope.copies, try_of=envelope.try_of)
+    return MessageIdentity(message, has_id=True, copies=envelope.copies, try_of=envelope.try_of)

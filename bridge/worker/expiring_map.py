@@ -18,7 +18,7 @@ _Value = TypeVar("_Value")
 _TAKEN: Final = object()
 
 
-class Memory(Generic[_Key, _Value]):
+class ExpiringMap(Generic[_Key, _Value]):
     """Values by key, several for one key; each is forgotten after `seconds`, the oldest for room.
 
     There is room for `most`, or `MAX_ENTRIES`. Times are of `clock`. However many values a key has,

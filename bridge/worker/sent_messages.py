@@ -43,7 +43,7 @@ def _unpack(packed: bytes) -> Accepted:
     return Accepted(attempts, status, packed[_NUMBERS.size :].decode() or None, at)
 
 
-class Acceptances:
+class SentMessages:
     """Remembers acceptances by the digest of the message; bounded in entries and in time.
 
     `window_seconds`: for how long one that was published again is a repeat; None is

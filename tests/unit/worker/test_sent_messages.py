@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from bridge.worker import acceptances
-from bridge.worker.acceptances import SENT_SECONDS, Acceptances, Accepted
+from bridge.worker import sent_messages
+from bridge.worker.sent_messages import SENT_SECONDS, Accepted, SentMessages
 from tests.clock import Clock
 
 WINDOW_SECONDS = 60.0
@@ -16,7 +16,7 @@ FIRST = Accepted(attempts=2, status=202, provider_id="sms-1", at=1_800_000_000.0
 SECOND = FIRST._replace(provider_id="sms-2", at=FIRST.at + WINDOW_SECONDS)
 
 
-def learn(known: Acceptances, message: bytes, *, at: float = FIRST.at, age: float = 1.0) -> None:
+def learn(known: SentMessages, message: bytes, *, at: float = FIRST.at, age: float = 1.0) -> None:
     """Hear of an acceptance."""
     known.learn(message, FIRST.attempts, FIRST.status, at, age)
 
@@ -28,12 +28,12 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def known(clock: Clock) -> Acceptances:
+def known(clock: Clock) -> SentMessages:
     """Give a memory with a window."""
-    return Acceptances(clock, window_seconds=WINDOW_SECONDS)
+    return SentMessages(clock, window_seconds=WINDOW_SECONDS)
 
 
-def test_a_short_window_forgets_no_redelivery(known: Acceptances, clock: Clock) -> None:
+def test_a_short_window_forgets_no_redelivery(known: SentMessages, clock: Clock) -> None:
     """After the window the publisher's next one is no repeat; what the broker delivers again is."""
     known.add(b"a", FIRST)
     clock.now += WINDOW_SECONDS
@@ -45,7 +45,7 @@ def test_a_short_window_forgets_no_redelivery(known: Acceptances, clock: Clock) 
     assert known.find(b"a", redelivered=True) is None
 
 
-def test_the_last_acceptance_counts(known: Acceptances, clock: Clock) -> None:
+def test_the_last_acceptance_counts(known: SentMessages, clock: Clock) -> None:
     """What was sent again after the window begins another window."""
     known.add(b"a", FIRST)
     clock.now += WINDOW_SECONDS
@@ -57,14 +57,14 @@ def test_the_last_acceptance_counts(known: Acceptances, clock: Clock) -> None:
 
 def test_a_long_window_keeps_as_long(clock: Clock) -> None:
     """It may be longer than what redeliveries need."""
-    known = Acceptances(clock, window_seconds=4 * SENT_SECONDS)
+    known = SentMessages(clock, window_seconds=4 * SENT_SECONDS)
     known.add(b"a", FIRST)
     clock.now += 4 * SENT_SECONDS - 1
 
     assert known.find(b"a", redelivered=False) == FIRST
 
 
-def test_what_a_peer_sent_is_as_old_as_it_says(known: Acceptances, clock: Clock) -> None:
+def test_what_a_peer_sent_is_as_old_as_it_says(known: SentMessages, clock: Clock) -> None:
     """It is a repeat for the rest of the window, and is not this worker's own."""
     learn(known, b"a", age=WINDOW_SECONDS - 10)
 
@@ -77,7 +77,7 @@ def test_what_a_peer_sent_is_as_old_as_it_says(known: Acceptances, clock: Clock)
     assert known.find(b"a", redelivered=False) is None
 
 
-def test_what_is_told_again_is_known_once(known: Acceptances) -> None:
+def test_what_is_told_again_is_known_once(known: SentMessages) -> None:
     """Several may tell the same; what is older than the known one changes nothing."""
     for age_seconds in (5, 5, 9, 4.9):
         learn(known, b"a", age=age_seconds)
@@ -85,7 +85,7 @@ def test_what_is_told_again_is_known_once(known: Acceptances) -> None:
     assert len(list(known.latest(10))) == 1
 
 
-def test_the_newest_are_told_first(known: Acceptances, clock: Clock) -> None:
+def test_the_newest_are_told_first(known: SentMessages, clock: Clock) -> None:
     """Whoever sent them, in whatever order they were heard of, and no more than are asked for."""
     known.add(b"a", FIRST)
     clock.now += 3
@@ -100,10 +100,10 @@ def test_the_newest_are_told_first(known: Acceptances, clock: Clock) -> None:
 
 @pytest.mark.parametrize("pause_seconds", [WINDOW_SECONDS - 20, WINDOW_SECONDS + 1])
 def test_a_newcomer_is_told_of_what_was_sent_twice(
-    known: Acceptances, clock: Clock, pause_seconds: float
+    known: SentMessages, clock: Clock, pause_seconds: float
 ) -> None:
     """A peer sent once more what was sent here: for a newcomer, too, the window is of the last."""
-    newcomer = Acceptances(clock, window_seconds=WINDOW_SECONDS)
+    newcomer = SentMessages(clock, window_seconds=WINDOW_SECONDS)
     known.add(b"a", FIRST)
     clock.now += pause_seconds
     learn(known, b"a", at=FIRST.at + pause_seconds, age=0)
@@ -119,11 +119,11 @@ def test_a_newcomer_is_told_of_what_was_sent_twice(
 
 
 def test_what_peers_send_pushes_nothing_of_its_own_out(
-    known: Acceptances, monkeypatch: pytest.MonkeyPatch, clock: Clock
+    known: SentMessages, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
     """There is room for so many of them, the oldest go first."""
-    monkeypatch.setattr(acceptances, "LEAST_TOLD", 4)
-    known = Acceptances(clock, window_seconds=WINDOW_SECONDS)
+    monkeypatch.setattr(sent_messages, "LEAST_TOLD", 4)
+    known = SentMessages(clock, window_seconds=WINDOW_SECONDS)
     known.add(b"own", FIRST)
     for message in (b"a", b"b", b"c", b"d", b"e", b"f"):
         learn(known, message)
@@ -134,7 +134,7 @@ def test_what_peers_send_pushes_nothing_of_its_own_out(
 
 def test_what_a_newcomer_is_told_is_looked_up_bit_by_bit(clock: Clock) -> None:
     """What is done at once is a small part of it, so that nothing else has to wait for long."""
-    known = Acceptances(clock, window_seconds=WINDOW_SECONDS)
+    known = SentMessages(clock, window_seconds=WINDOW_SECONDS)
     for number in range(100_000):
         known.add(number.to_bytes(16, "big"), FIRST)
         learn(known, (number + 100_000).to_bytes(16, "big"))
@@ -150,7 +150,7 @@ def test_what_a_newcomer_is_told_is_looked_up_bit_by_bit(clock: Clock) -> None:
     assert at_once < in_all / 2
 
 
-def test_memory_of_what_is_known_is_small(known: Acceptances) -> None:
+def test_memory_of_what_is_known_is_small(known: SentMessages) -> None:
     """A message that was sent, here or elsewhere, takes less than 250 bytes."""
     count = 10_000
     tracemalloc.start()

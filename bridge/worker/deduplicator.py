@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from bridge.amqp.publication import Publication
-from bridge.worker.acceptances import SENT_SECONDS, Acceptances, Accepted
 from bridge.worker.delivery import Waits
-from bridge.worker.entry import Entry, pack_entry, unpack_entry
 from bridge.worker.envelope import Envelope
-from bridge.worker.memory import Memory
+from bridge.worker.expiring_map import ExpiringMap
+from bridge.worker.message_identity import MessageIdentity, pack_identity, unpack_identity
 from bridge.worker.outcomes import Outcome
+from bridge.worker.sent_messages import SENT_SECONDS, Accepted, SentMessages
 
 # How long a delivery whose ack may be lost, or that went back unsettled, is expected again.
 DOUBT_SECONDS: Final = 300.0
@@ -53,7 +53,7 @@ class Repeat(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class Released:
     """What is known of a delivery that went back unsettled: its key and counts, and its outcome.
 
     `replacement`: the copy that was published for the outcome, and may yet be confirmed.
@@ -72,13 +72,13 @@ class Kept:
 
 
 @dataclass(slots=True, eq=False)
-class Claim:
+class InFlight:
     """A delivery that is being worked on. `is_orphan`: its connection has been lost.
 
     `is_awaited`: a redelivery waits for it.
     """
 
-    entry: Entry
+    identity: MessageIdentity
     is_orphan: bool = False
     is_awaited: bool = False
     _settled: "asyncio.Future[bool] | None" = None
@@ -96,10 +96,10 @@ class Claim:
             self._settled.set_result(settled)
 
 
-class Ledger:
+class Deduplicator:
     """Remembers deliveries in flight and settled; bounded in entries and in time.
 
-    `window_seconds`: how long another one of what was sent is a repeat, see `Acceptances`. Its time
+    `window_seconds`: how long a sent message makes another one a repeat, see `SentMessages`. Time
     stands still while the broker is away: what comes again comes after that.
     """
 
@@ -115,21 +115,27 @@ class Ledger:
         self._away_seconds = 0.0
         self._unsure_ack_seconds = unsure_ack_seconds(heartbeat_seconds)
         self._unsure_until = clock()
-        self._in_flight: dict[bytes, list[Claim]] = {}
-        self.sent = Acceptances(self._now, window_seconds=window_seconds)
+        self._in_flight: dict[bytes, list[InFlight]] = {}
+        self.sent = SentMessages(self._now, window_seconds=window_seconds)
         # Copies that were replaced by the next one here, or settled by a peer.
-        self._replaced: Memory[Entry, None] = Memory(SENT_SECONDS, self._now)
+        self._replaced: ExpiringMap[MessageIdentity, None] = ExpiringMap(SENT_SECONDS, self._now)
         self._acks = 0
-        # With the number of the ack. They are many: as bytes, as `Memory` wants it.
-        self._settled: Memory[bytes, int] = Memory(self._unsure_ack_seconds, self._now)
-        self._doubtful: Memory[Entry, None] = Memory(DOUBT_SECONDS, self._now)
-        self._owed: Memory[Entry, None] = Memory(DOUBT_SECONDS, self._now)
+        # With the number of the ack. They are many: as bytes, as `ExpiringMap` wants it.
+        self._settled: ExpiringMap[bytes, int] = ExpiringMap(self._unsure_ack_seconds, self._now)
+        self._doubtful: ExpiringMap[MessageIdentity, None] = ExpiringMap(DOUBT_SECONDS, self._now)
+        self._owed: ExpiringMap[MessageIdentity, None] = ExpiringMap(DOUBT_SECONDS, self._now)
         # What went back unsettled: what was decided about it has still to be done, or nothing was.
-        self._decided: Memory[Entry, Kept] = Memory(DOUBT_SECONDS, self._now)
-        self._undecided: Memory[Entry, Kept] = Memory(DOUBT_SECONDS, self._now)
-        self._put_off: Memory[Entry, Kept] = Memory(DOUBT_SECONDS, self._now)
+        self._decided: ExpiringMap[MessageIdentity, Released] = ExpiringMap(
+            DOUBT_SECONDS, self._now
+        )
+        self._undecided: ExpiringMap[MessageIdentity, Released] = ExpiringMap(
+            DOUBT_SECONDS, self._now
+        )
+        self._put_off: ExpiringMap[MessageIdentity, Released] = ExpiringMap(
+            DOUBT_SECONDS, self._now
+        )
         # What stays unacked on a session that lives; when that ends, it has gone back as well.
-        self._set_aside: dict[Entry, list[Kept]] = {}
+        self._set_aside: dict[MessageIdentity, list[Released]] = {}
         self.set_aside_count = 0
 
     def _now(self) -> float:
@@ -165,15 +171,15 @@ class Ledger:
         return self.set_aside_count < MAX_SET_ASIDE
 
     async def claim(
-        self, entry: Entry, *, redelivered: bool, waits: Waits, may_wait: bool = True
-    ) -> Claim | Repeat | None:
+        self, identity: MessageIdentity, *, redelivered: bool, waits: Waits, may_wait: bool = True
+    ) -> InFlight | Repeat | None:
         """Take a delivery to work on, unless it is a repeat.
 
         Waits while the same message is in flight here; with `may_wait` false it returns None for
         one that the publisher sent again. A claim must be given to `settle` or `give_back`; that a
         repeat was acked is told to `note_repeat`.
         """
-        while (earlier := self._earlier(entry, redelivered=redelivered)) is not None:
+        while (earlier := self._earlier(identity, redelivered=redelivered)) is not None:
             # What is still held by its connection is not what the broker delivers again.
             is_same = redelivered and earlier.is_orphan
             if not may_wait and not is_same:
@@ -182,139 +188,143 @@ class Ledger:
             with waits("ledger"):
                 is_settled = await earlier.until_settled()
             if is_settled and is_same:
-                self._owed.take(entry)
+                self._owed.take(identity)
                 return Repeat(None)
-        return self._take_or_repeat(entry, redelivered=redelivered)
+        return self._take_or_repeat(identity, redelivered=redelivered)
 
-    def claim_at_once(self, entry: Entry) -> Claim | Repeat | None:
+    def claim_at_once(self, identity: MessageIdentity) -> InFlight | Repeat | None:
         """Take what is no redelivery as `claim` does; None says that it would have to wait."""
-        if self._earlier(entry, redelivered=False) is not None:
+        if self._earlier(identity, redelivered=False) is not None:
             return None
-        return self._take_or_repeat(entry, redelivered=False)
+        return self._take_or_repeat(identity, redelivered=False)
 
-    def _take_or_repeat(self, entry: Entry, *, redelivered: bool) -> Claim | Repeat:
-        first = self.sent.find(entry.message, redelivered=redelivered)
-        is_done = first is not None or entry in self._replaced
-        if is_done or (redelivered and self._is_in_doubt(entry)):
-            is_same = redelivered and self._is_this_delivery(entry, is_sent=first is not None)
+    def _take_or_repeat(self, identity: MessageIdentity, *, redelivered: bool) -> InFlight | Repeat:
+        first = self.sent.find(identity.message, redelivered=redelivered)
+        is_done = first is not None or identity in self._replaced
+        if is_done or (redelivered and self._is_in_doubt(identity)):
+            is_same = redelivered and self._is_this_delivery(identity, is_sent=first is not None)
             return Repeat(None if is_same else first)
-        claim = Claim(entry)
-        self._in_flight.setdefault(entry.message, []).append(claim)
+        claim = InFlight(identity)
+        self._in_flight.setdefault(identity.message, []).append(claim)
         return claim
 
-    def settle(self, claim: Claim, accepted: Accepted | None, *, acked: bool) -> None:
+    def settle(self, claim: InFlight, accepted: Accepted | None, *, acked: bool) -> None:
         """Remember that a delivery is settled: `accepted`, else replaced by a copy.
 
         `acked` says whether the ack was written; one that was may still be lost.
         """
         acked = acked and not claim.is_orphan
-        self._count_ack(claim.entry, acked=acked)
-        if accepted is not None and claim.entry.has_id:
-            self.sent.add(claim.entry.message, accepted)
+        self._count_ack(claim.identity, acked=acked)
+        if accepted is not None and claim.identity.has_id:
+            self.sent.add(claim.identity.message, accepted)
         elif not claim.is_awaited:
-            self._note_ack(claim.entry, acked=acked)
-        if accepted is None and claim.entry.has_id and claim.entry.copies:
-            self._replaced.add(claim.entry, None)
+            self._note_ack(claim.identity, acked=acked)
+        if accepted is None and claim.identity.has_id and claim.identity.copies:
+            self._replaced.add(claim.identity, None)
         self._finish(claim, settled=True)
 
-    def note_repeat(self, entry: Entry, *, acked: bool) -> None:
+    def note_repeat(self, identity: MessageIdentity, *, acked: bool) -> None:
         """Remember that a repeat was acked, because that ack may be lost as well."""
-        self._count_ack(entry, acked=acked)
-        if entry.message not in self.sent:
-            self._note_ack(entry, acked=acked)
+        self._count_ack(identity, acked=acked)
+        if identity.message not in self.sent:
+            self._note_ack(identity, acked=acked)
 
-    def give_back(self, claim: Claim, kept: Kept) -> None:
+    def give_back(self, claim: InFlight, kept: Released) -> None:
         """Remember that a delivery goes back to the queue unsettled.
 
         What was decided about it is kept: when it comes again, it must not be sent again.
         """
         memory = self._decided if kept.is_decided else self._undecided
-        memory.add(claim.entry, kept)
+        memory.add(claim.identity, kept)
         self._finish(claim, settled=False)
 
-    def set_aside(self, claim: Claim, kept: Kept) -> None:
+    def set_aside(self, claim: InFlight, kept: Released) -> None:
         """Remember a delivery that stays unacked, because the broker refuses its copy.
 
         It comes again when its session ends, be that hours later. Until then nobody waits for it.
         """
-        self._set_aside.setdefault(claim.entry, []).append(kept)
+        self._set_aside.setdefault(claim.identity, []).append(kept)
         self.set_aside_count += 1
         self._finish(claim, settled=False)
 
-    def recall(self, entry: Entry, *, redelivered: bool) -> Kept | None:
+    def recall(self, identity: MessageIdentity, *, redelivered: bool) -> Released | None:
         """Return, once, what is known of a delivery that went back and has come again."""
         if not redelivered:
             return None
         # Of two that are equal in all, none is sent again whose fate is known.
-        taken = self._decided.take(entry) or self._undecided.take(entry)
-        return self._take_from_aside(entry) if taken is None else taken[0]
+        taken = self._decided.take(identity) or self._undecided.take(identity)
+        return self._take_from_aside(identity) if taken is None else taken[0]
 
-    def _take_from_aside(self, entry: Entry) -> Kept | None:
-        equal = self._set_aside.get(entry)
+    def _take_from_aside(self, identity: MessageIdentity) -> Released | None:
+        equal = self._set_aside.get(identity)
         if equal is None:
             return None
         self.set_aside_count -= 1
         kept = equal.pop()
         if not equal:
-            del self._set_aside[entry]
+            del self._set_aside[identity]
         return kept
 
     # What peers know, and what they are told
 
-    def knows(self, entry: Entry) -> bool:
+    def knows(self, identity: MessageIdentity) -> bool:
         """Say whether anything is known here of a redelivery, so that no peer has to be asked."""
         memories = (
             *(self._replaced, self._doubtful, self._decided, self._undecided),
             self._set_aside,
         )
-        is_here = self.is_working_on(entry) or entry.message in self.sent
-        return is_here or any(entry in memory for memory in memories)
+        is_here = self.is_working_on(identity) or identity.message in self.sent
+        return is_here or any(identity in memory for memory in memories)
 
-    def learn(self, entry: Entry, kept: Kept | None) -> None:
+    def learn(self, identity: MessageIdentity, kept: Released | None) -> None:
         """Note what a peer knows of a redelivery: it is done (None), or it went back unsettled."""
         if kept is None:
-            self._doubtful.add(entry, None)
+            self._doubtful.add(identity, None)
         else:
-            (self._decided if kept.is_decided else self._undecided).add(entry, kept)
+            (self._decided if kept.is_decided else self._undecided).add(identity, kept)
 
-    def is_settled(self, entry: Entry) -> bool:
+    def is_settled(self, identity: MessageIdentity) -> bool:
         """Say whether a copy that is there twice is done: sent, or replaced."""
-        return entry.message in self.sent or entry in self._replaced
+        return identity.message in self.sent or identity in self._replaced
 
-    def learn_settled(self, entry: Entry) -> None:
+    def learn_settled(self, identity: MessageIdentity) -> None:
         """Note that a peer has settled one of copies that may be there twice."""
         # What has not been up the ladder is told from what its publisher sends again only by being
         # a redelivery.
-        memory = self._replaced if entry.copies else self._doubtful
-        if entry not in memory:
-            memory.add(entry, None)
+        memory = self._replaced if identity.copies else self._doubtful
+        if identity not in memory:
+            memory.add(identity, None)
 
-    def is_working_on(self, entry: Entry) -> bool:
+    def is_working_on(self, identity: MessageIdentity) -> bool:
         """Say whether what was redelivered, to whomever, is being worked on here."""
-        return self._earlier(entry, redelivered=True) is not None
+        return self._earlier(identity, redelivered=True) is not None
 
-    def depends_on_session(self, entry: Entry) -> bool:
+    def depends_on_session(self, identity: MessageIdentity) -> bool:
         """Say whether `hand_on` has to be asked once it is known that the session lives.
 
         What is in flight or was acked on it comes again if it does not.
         """
-        is_held = entry.message in self._in_flight or entry in self._set_aside
-        return is_held or pack_entry(entry) in self._settled
+        is_held = identity.message in self._in_flight or identity in self._set_aside
+        return is_held or pack_identity(identity) in self._settled
 
-    def hand_on(self, entry: Entry) -> Repeat | Kept | None:
+    def hand_on(self, identity: MessageIdentity) -> Repeat | Released | None:
         """Return, once, what a peer has to know of what was redelivered to it."""
-        if entry.message in self.sent or entry in self._replaced or self._is_in_doubt(entry):
-            self._owed.take(entry)
+        if (
+            identity.message in self.sent
+            or identity in self._replaced
+            or self._is_in_doubt(identity)
+        ):
+            self._owed.take(identity)
             return Repeat(None)
-        return self.recall(entry, redelivered=True)
+        return self.recall(identity, redelivered=True)
 
-    def give_back_repeat(self, entry: Entry, kept: Kept) -> None:
+    def give_back_repeat(self, identity: MessageIdentity, kept: Released) -> None:
         """Remember that a repeat that was put off goes back to the queue unsettled."""
-        self._put_off.add(entry, kept)
+        self._put_off.add(identity, kept)
 
-    def recall_repeat(self, entry: Entry, *, redelivered: bool) -> Kept | None:
+    def recall_repeat(self, identity: MessageIdentity, *, redelivered: bool) -> Released | None:
         """Return, once, what is known of a repeat that was put off and has come again."""
-        taken = self._put_off.take(entry) if redelivered else None
+        taken = self._put_off.take(identity) if redelivered else None
         return None if taken is None else taken[0]
 
     def connection_lost(self, *, most_unacked: int) -> None:
@@ -336,8 +346,8 @@ class Ledger:
                 # Whoever waited for it comes again as well.
                 claim.is_awaited = False
         unsure = [e for e, ack in self._settled.clear() if ack > self._acks - most_unread]
-        for entry in unsure:
-            self._doubtful.add(unpack_entry(entry), None)
+        for identity in unsure:
+            self._doubtful.add(unpack_identity(identity), None)
         if unsure or self.sent.is_any_younger_than(self._unsure_ack_seconds):
             self._unsure_until = math.inf
         if self._away_since is None:
@@ -351,40 +361,40 @@ class Ledger:
         if self._unsure_until == math.inf:
             self._unsure_until = self._clock() + COMES_AGAIN_SECONDS
 
-    def _earlier(self, entry: Entry, *, redelivered: bool) -> Claim | None:
-        claims = self._in_flight.get(entry.message, [])
-        if entry.has_id:
+    def _earlier(self, identity: MessageIdentity, *, redelivered: bool) -> InFlight | None:
+        claims = self._in_flight.get(identity.message, [])
+        if identity.has_id:
             return claims[0] if claims else None
         if not redelivered:
             return None
         return next((c for c in claims if c.is_orphan and not c.is_awaited), None)
 
-    def _is_in_doubt(self, entry: Entry) -> bool:
+    def _is_in_doubt(self, identity: MessageIdentity) -> bool:
         """Whether a redelivery is one that is done, for all that is known; once for each ack."""
         memories = (self._decided, self._undecided, self._set_aside)
-        is_unsettled = any(entry in memory for memory in memories)
-        return not is_unsettled and self._doubtful.take(entry) is not None
+        is_unsettled = any(identity in memory for memory in memories)
+        return not is_unsettled and self._doubtful.take(identity) is not None
 
-    def _is_this_delivery(self, entry: Entry, *, is_sent: bool) -> bool:
+    def _is_this_delivery(self, identity: MessageIdentity, *, is_sent: bool) -> bool:
         """Whether a redelivery is of what was settled here, or by a peer that was asked for it."""
-        is_owed = self._owed.take(entry) is not None
-        return is_owed or (is_sent and self._doubtful.take(entry) is not None)
+        is_owed = self._owed.take(identity) is not None
+        return is_owed or (is_sent and self._doubtful.take(identity) is not None)
 
-    def _count_ack(self, entry: Entry, *, acked: bool) -> None:
+    def _count_ack(self, identity: MessageIdentity, *, acked: bool) -> None:
         if acked:
             self._acks += 1
         else:
-            self._owed.add(entry, None)
+            self._owed.add(identity, None)
 
-    def _note_ack(self, entry: Entry, *, acked: bool) -> None:
+    def _note_ack(self, identity: MessageIdentity, *, acked: bool) -> None:
         if acked:
-            self._settled.add(pack_entry(entry), self._acks)
+            self._settled.add(pack_identity(identity), self._acks)
         else:
-            self._doubtful.add(entry, None)
+            self._doubtful.add(identity, None)
 
-    def _finish(self, claim: Claim, *, settled: bool) -> None:
-        claims = self._in_flight[claim.entry.message]
+    def _finish(self, claim: InFlight, *, settled: bool) -> None:
+        claims = self._in_flight[claim.identity.message]
         claims.remove(claim)
         if not claims:
-            del self._in_flight[claim.entry.message]
+            del self._in_flight[claim.identity.message]
         claim.end(settled=settled)

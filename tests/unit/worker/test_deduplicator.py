@@ -1,0 +1,1162 @@
+"""Redeliveries: what is a repeat of something done, and what is another message."""
+
+import asyncio
+import gc
+import time
+import tracemalloc
+import uuid
+from contextlib import AbstractContextManager, nullcontext
+
+import pytest
+
+from bridge.worker import expiring_map
+from bridge.worker.deduplicator import (
+    COMES_AGAIN_SECONDS,
+    DOUBT_SECONDS,
+    Deduplicator,
+    InFlight,
+    Released,
+    Repeat,
+    unsure_ack_seconds,
+)
+from bridge.worker.delivery import WaitCause
+from bridge.worker.envelope import Envelope
+from bridge.worker.message_identity import MessageIdentity, identity_of
+from bridge.worker.outcomes import Dead, Sent
+from bridge.worker.sent_messages import LEAST_OWN, SENT_SECONDS, Accepted
+from tests.clock import Clock
+from tests.deliveries import make_delivery
+
+BODY = b'{"to":"+491713920001","from":"Acme","text":"Hi"}'
+DECISION = Released(
+    Envelope(key="k", message_id="m", published_at=None, first_delivered_at=0.0),
+    Sent(status=200),
+)
+
+ACCEPTED = Accepted(attempts=2, status=202, provider_id="sms-1", at=1_800_000_000.123)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """Give a clock that stands still."""
+    return Clock()
+
+
+def untimed(_cause: WaitCause) -> AbstractContextManager[None]:
+    """Stand in for a delivery whose waits nobody measures."""
+    return nullcontext()
+
+
+NOTHING_DECIDED = Released(DECISION.envelope, None)
+
+
+class Book:
+    """A deduplicator whose deliveries are settled by identity, and whose repeats are acked."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._deduplicator = Deduplicator(heartbeat_seconds=10, clock=clock)
+        self._identification: dict[MessageIdentity, list[InFlight]] = {}
+        self.consuming_again = self._deduplicator.consuming_again
+
+    @property
+    def expects_redeliveries(self) -> bool:
+        """Whether something may come again soon."""
+        return self._deduplicator.expects_redeliveries
+
+    def connection_lost(
+        self, *, and_back: bool = True, most_unacked: int = expiring_map.MAX_ENTRIES
+    ) -> None:
+        """Lose the connection, and have another one at once."""
+        self._deduplicator.connection_lost(most_unacked=most_unacked)
+        if and_back:
+            self.consuming_again()
+
+    async def claim(self, one: MessageIdentity, *, redelivered: bool, acked: bool = True) -> bool:
+        """Say whether a delivery is to be worked on; `acked`, whether a repeat could be acked."""
+        claim = await self._deduplicator.claim(one, redelivered=redelivered, waits=untimed)
+        if isinstance(claim, Repeat):
+            self._deduplicator.note_repeat(one, acked=acked)
+            return False
+        assert claim is not None
+        self._identification.setdefault(one, []).append(claim)
+        return True
+
+    async def claim_repeat(self, one: MessageIdentity, *, redelivered: bool) -> Accepted | None:
+        """Return what a repeat is answered."""
+        repeat = await self._deduplicator.claim(one, redelivered=redelivered, waits=untimed)
+        assert isinstance(repeat, Repeat)
+        self._deduplicator.note_repeat(one, acked=True)
+        return repeat.first
+
+    def settle(self, one: MessageIdentity, *, sent: bool, acked: bool) -> None:
+        """Settle the oldest claim of an identity."""
+        claim = self._identification[one].pop(0)
+        self._deduplicator.settle(claim, ACCEPTED if sent else None, acked=acked)
+
+    def give_back(self, one: MessageIdentity, kept: Released | None) -> None:
+        """Give the oldest claim of an identity back."""
+        self._deduplicator.give_back(self._identification[one].pop(0), kept or NOTHING_DECIDED)
+
+    def set_aside(self, one: MessageIdentity, kept: Released) -> None:
+        """Leave the oldest claim of an identity unacked."""
+        self._deduplicator.set_aside(self._identification[one].pop(0), kept)
+
+    def recall(self, one: MessageIdentity, *, redelivered: bool = True) -> Released | None:
+        """Return what was kept."""
+        return self._deduplicator.recall(one, redelivered=redelivered)
+
+
+@pytest.fixture
+def deduplicator(clock: Clock) -> Book:
+    """Give an empty deduplicator."""
+    return Book(clock)
+
+
+def identity(
+    message_id: str | None = "m-1",
+    *,
+    body: bytes = BODY,
+    copies: int = 0,
+    try_of: str = "",
+    published_at: float | None = None,
+) -> MessageIdentity:
+    """Make the identity of a delivery."""
+    envelope = Envelope(
+        key=message_id or "random",
+        message_id=message_id,
+        published_at=published_at,
+        first_delivered_at=0.0,
+        copies=copies,
+        try_of=try_of,
+    )
+    return identity_of(envelope, body)
+
+
+NAMED = identity("m-1")
+NAMELESS = identity(None)
+each_kind = pytest.mark.parametrize("one", [NAMED, NAMELESS], ids=["with id", "without id"])
+
+
+async def others_run() -> None:
+    """Let every other task run until it waits."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def done(
+    deduplicator: Book, one: MessageIdentity, *, sent: bool = True, acked: bool = True
+) -> None:
+    """Take a delivery and settle it."""
+    assert await deduplicator.claim(one, redelivered=False)
+    deduplicator.settle(one, sent=sent, acked=acked)
+
+
+# --- Which message it is -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (identity("a"), identity("b")),
+        (identity("a"), identity("a", body=b"other")),
+        (identity("a"), identity(None)),
+        (identity(None), identity(None, body=b"other")),
+        (identity(None, published_at=1.0), identity(None, published_at=2.0)),
+        (identity(None, published_at=1.0), identity(None)),
+        (identity("a"), identity("a", copies=1)),
+    ],
+    ids=["ids", "bodies", "id or none", "bodies without id", "moments", "moment or none", "copies"],
+)
+def test_entries_that_differ(one: MessageIdentity, other: MessageIdentity) -> None:
+    """Deliveries of different messages, or of different copies, are different entries."""
+    assert one != other
+
+
+@pytest.mark.parametrize(("one", "other"), [(identity("a"), identity("a", copies=1))])
+def test_copies_are_the_same_message(one: MessageIdentity, other: MessageIdentity) -> None:
+    """All copies of a message are one message."""
+    assert one.message == other.message
+
+
+def test_entry_knows_what_it_is() -> None:
+    """Whether it has an id, and which copy it is, and without an id when it was published."""
+    named, nameless = identity("a", copies=2), identity(None)
+
+    assert (named.has_id, named.copies) == (True, 2)
+    assert (nameless.has_id, nameless.copies) == (False, 0)
+    assert identity(None, published_at=1.0) != identity(None, published_at=2.0)
+
+
+def test_moment_does_not_matter_with_an_id() -> None:
+    """A publisher that repeats an id means the same message, whenever it says so."""
+    assert identity("a", published_at=1.0) == identity("a", published_at=2.0)
+
+
+# --- The first time ------------------------------------------------------------------------------
+
+
+@each_kind
+@pytest.mark.parametrize("redelivered", [False, True], ids=["first", "redelivered"])
+async def test_unknown_delivery_is_taken(
+    deduplicator: Book, one: MessageIdentity, *, redelivered: bool
+) -> None:
+    """What this process has not seen is worked on, redelivered or not."""
+    assert await deduplicator.claim(one, redelivered=redelivered)
+
+
+@each_kind
+async def test_what_is_set_aside_is_remembered_until_it_comes_again(
+    deduplicator: Book, clock: Clock, one: MessageIdentity
+) -> None:
+    """Hours later its session ends: it is taken, with what was decided, and is in no doubt."""
+    assert await deduplicator.claim(one, redelivered=False)
+    deduplicator.set_aside(one, DECISION)
+    owed_before = deduplicator.expects_redeliveries
+    clock.now += 10 * DOUBT_SECONDS
+    deduplicator.connection_lost()
+
+    assert (owed_before, deduplicator.expects_redeliveries) == (False, True)
+    assert await deduplicator.claim(one, redelivered=True)
+    assert deduplicator.recall(one) == DECISION
+    assert deduplicator.recall(one) is None
+
+
+@each_kind
+async def test_delivery_that_was_given_back_is_taken_again(
+    deduplicator: Book, one: MessageIdentity
+) -> None:
+    """What was given back undecided is worked on when it comes again."""
+    await deduplicator.claim(one, redelivered=False)
+    deduplicator.give_back(one, None)
+
+    assert await deduplicator.claim(one, redelivered=True)
+
+
+# --- Sent, with an id ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("acked", [True, False], ids=["acked", "ack lost"])
+@pytest.mark.parametrize("redelivered", [True, False], ids=["redelivered", "published again"])
+async def test_sent_id_is_a_repeat(deduplicator: Book, *, acked: bool, redelivered: bool) -> None:
+    """An id that was sent is not sent again, whether broker or publisher repeats it."""
+    await done(deduplicator, NAMED, acked=acked)
+
+    assert not await deduplicator.claim(NAMED, redelivered=redelivered)
+
+
+async def test_sent_id_is_a_repeat_each_time(deduplicator: Book) -> None:
+    """However often it comes, an id that was sent is not sent again."""
+    await done(deduplicator, NAMED)
+
+    assert [await deduplicator.claim(NAMED, redelivered=True) for _ in range(3)] == [False] * 3
+
+
+@pytest.mark.parametrize(
+    ("seconds", "taken"), [(SENT_SECONDS - 1, False), (SENT_SECONDS, True)], ids=["within", "after"]
+)
+async def test_memory_of_sent_ids_ends(
+    deduplicator: Book, clock: Clock, seconds: float, *, taken: bool
+) -> None:
+    """An id that was sent is remembered for a quarter of an hour."""
+    await done(deduplicator, NAMED)
+    clock.now += seconds
+
+    assert await deduplicator.claim(NAMED, redelivered=True) == taken
+
+
+async def test_same_id_for_another_body_is_another_message(deduplicator: Book) -> None:
+    """A publisher that uses an id twice loses no message by it."""
+    await done(deduplicator, NAMED)
+
+    assert await deduplicator.claim(identity("m-1", body=b"other"), redelivered=True)
+
+
+async def test_copy_of_a_sent_id_is_a_repeat(deduplicator: Book) -> None:
+    """A retry copy of a message that was sent after all is not sent again."""
+    await done(deduplicator, NAMED)
+
+    assert not await deduplicator.claim(identity("m-1", copies=1), redelivered=False)
+
+
+@pytest.mark.parametrize(
+    "accepted",
+    [
+        ACCEPTED,
+        Accepted(attempts=2**63, status=0, provider_id=None, at=0.0),
+        Accepted(attempts=1, status=299, provider_id="x" * 255, at=1.5),
+    ],
+    ids=["usual", "extreme", "long"],
+)
+async def test_repeat_knows_how_the_first_was_accepted(clock: Clock, accepted: Accepted) -> None:
+    """Whoever sends an id again is told what became of the first, each time."""
+    deduplicator = Deduplicator(heartbeat_seconds=10, clock=clock)
+    claim = await deduplicator.claim(NAMED, redelivered=False, waits=untimed)
+    assert isinstance(claim, InFlight)
+    deduplicator.settle(claim, accepted, acked=True)
+
+    assert [
+        await deduplicator.claim(NAMED, redelivered=False, waits=untimed) for _ in range(2)
+    ] == [Repeat(accepted)] * 2
+
+
+async def test_same_delivery_again_is_not_answered(deduplicator: Book) -> None:
+    """A delivery whose ack was lost has had its answer; one that is sent again then has not."""
+    await done(deduplicator, NAMED, acked=False)
+
+    assert await deduplicator.claim_repeat(NAMED, redelivered=False) == ACCEPTED
+    assert await deduplicator.claim_repeat(NAMED, redelivered=True) is None
+    assert await deduplicator.claim_repeat(NAMED, redelivered=True) == ACCEPTED
+
+
+@pytest.mark.parametrize("redelivered", [False, True], ids=["new", "from another worker"])
+async def test_repeat_during_the_first_is_answered(
+    deduplicator: Book, *, redelivered: bool
+) -> None:
+    """A repeat that waited for the first, whose connection lives, is told what became of it."""
+    await deduplicator.claim(NAMED, redelivered=False)
+    repeat = asyncio.create_task(deduplicator.claim_repeat(NAMED, redelivered=redelivered))
+    await others_run()
+    deduplicator.settle(NAMED, sent=True, acked=True)
+
+    assert await repeat == ACCEPTED
+
+
+async def test_redelivery_during_the_first_is_not_answered(deduplicator: Book) -> None:
+    """The delivery that comes again while it is being sent is answered once, by the first."""
+    await deduplicator.claim(NAMED, redelivered=False)
+    deduplicator.connection_lost()
+    repeat = asyncio.create_task(deduplicator.claim_repeat(NAMED, redelivered=True))
+    await others_run()
+    deduplicator.settle(NAMED, sent=True, acked=False)
+
+    assert await repeat is None
+
+
+async def test_repeat_from_another_worker_is_tried_when_the_first_is_not_sent(
+    deduplicator: Book,
+) -> None:
+    """A redelivery while our connection stands is no copy of the first, which failed: it is tried.
+
+    Whoever waits for a reply to it would hear nothing otherwise.
+    """
+    await deduplicator.claim(NAMED, redelivered=False)
+    repeat = asyncio.create_task(deduplicator.claim(NAMED, redelivered=True))
+    await others_run()
+    deduplicator.settle(NAMED, sent=False, acked=True)
+
+    assert await repeat
+    deduplicator.connection_lost()
+
+
+async def test_ack_of_the_first_is_in_doubt_whoever_waits(deduplicator: Book) -> None:
+    """That a repeat waits for the first says nothing of the first's own ack."""
+    await deduplicator.claim(NAMED, redelivered=False)
+    repeat = asyncio.create_task(deduplicator.claim(NAMED, redelivered=True))
+    await others_run()
+    deduplicator.settle(NAMED, sent=False, acked=True)
+    assert await repeat
+    deduplicator.connection_lost()
+    deduplicator.settle(NAMED, sent=False, acked=False)
+
+    assert [await deduplicator.claim(NAMED, redelivered=True) for _ in range(2)] == [False, False]
+
+
+# --- Sent, without an id -------------------------------------------------------------------------
+
+
+async def test_same_words_again_are_another_message(deduplicator: Book) -> None:
+    """The same words to the same number twice are two messages."""
+    await done(deduplicator, NAMELESS)
+
+    assert await deduplicator.claim(NAMELESS, redelivered=False)
+
+
+async def test_redelivery_after_a_good_ack_is_another_message(deduplicator: Book) -> None:
+    """While the connection stands an ack arrives, so a redelivery is of another message."""
+    await done(deduplicator, NAMELESS)
+
+    assert await deduplicator.claim(NAMELESS, redelivered=True)
+
+
+async def test_redelivery_after_a_lost_ack_is_a_repeat(deduplicator: Book) -> None:
+    """When the ack could not be written the redelivery is the message that was sent."""
+    await done(deduplicator, NAMELESS, acked=False)
+
+    assert not await deduplicator.claim(NAMELESS, redelivered=True)
+
+
+async def test_redelivery_after_a_lost_connection_is_a_repeat(deduplicator: Book) -> None:
+    """An ack that was written just before the connection ended may not have arrived."""
+    await done(deduplicator, NAMELESS)
+    deduplicator.connection_lost()
+
+    assert not await deduplicator.claim(NAMELESS, redelivered=True)
+
+
+@pytest.mark.parametrize("acked", [True, False], ids=["acked", "ack lost"])
+async def test_what_went_back_goes_before_what_is_in_doubt(
+    deduplicator: Book, *, acked: bool
+) -> None:
+    """Of two equal texts the one that went back unsettled is worked on, the other a repeat."""
+    await done(deduplicator, NAMELESS, acked=acked)
+    await deduplicator.claim(NAMELESS, redelivered=False)
+    deduplicator.connection_lost()
+    deduplicator.give_back(NAMELESS, None)
+
+    assert await deduplicator.claim(NAMELESS, redelivered=True)
+    assert deduplicator.recall(NAMELESS) is NOTHING_DECIDED
+    assert not await deduplicator.claim(NAMELESS, redelivered=True)
+
+
+@pytest.mark.parametrize(("most_unacked", "is_new"), [(1, True), (2, False)])
+async def test_only_the_last_acks_are_in_doubt(
+    deduplicator: Book, most_unacked: int, *, is_new: bool
+) -> None:
+    """An ack has been read when the broker has delivered more than the prefetch since."""
+    await done(deduplicator, NAMELESS)
+    await done(deduplicator, NAMED)
+    deduplicator.connection_lost(most_unacked=most_unacked)
+
+    assert await deduplicator.claim(NAMELESS, redelivered=True) is is_new
+
+
+@pytest.mark.parametrize(("held", "is_new"), [(0, False), (1, True)])
+async def test_what_is_held_is_a_part_of_the_prefetch(
+    deduplicator: Book, held: int, *, is_new: bool
+) -> None:
+    """Of two deliveries at a time of which one is held, one is the last ack that can be lost."""
+    await done(deduplicator, NAMELESS)
+    await done(deduplicator, identity("m-2"))
+    for _ in range(held):
+        await deduplicator.claim(identity("m-3"), redelivered=False)
+    deduplicator.connection_lost(most_unacked=2)
+
+    assert await deduplicator.claim(NAMELESS, redelivered=True) is is_new
+
+
+async def test_acks_of_repeats_count_too(deduplicator: Book) -> None:
+    """The ack of a repeat is read in its turn, as any other."""
+    await done(deduplicator, NAMED)
+    await done(deduplicator, NAMELESS)
+    assert not await deduplicator.claim(NAMED, redelivered=False)
+    deduplicator.connection_lost(most_unacked=1)
+
+    assert await deduplicator.claim(NAMELESS, redelivered=True)
+
+
+async def test_new_message_does_not_use_up_the_doubt(deduplicator: Book) -> None:
+    """The same words, published anew after a lost ack, are sent; the redelivery still is not."""
+    await done(deduplicator, NAMELESS, acked=False)
+    await done(deduplicator, NAMELESS)
+
+    assert not await deduplicator.claim(NAMELESS, redelivered=True)
+
+
+async def test_doubt_excuses_one_redelivery(deduplicator: Book) -> None:
+    """Of two redeliveries after one lost ack the second is another message."""
+    await done(deduplicator, NAMELESS, acked=False)
+    await deduplicator.claim(NAMELESS, redelivered=True)
+
+    assert await deduplicator.claim(NAMELESS, redelivered=True)
+
+
+async def test_two_doubts_excuse_two_redeliveries(deduplicator: Book) -> None:
+    """Two equal messages whose acks were both lost are both not sent again."""
+    await done(deduplicator, NAMELESS, acked=False)
+    await done(deduplicator, NAMELESS, acked=False)
+
+    assert [await deduplicator.claim(NAMELESS, redelivered=True) for _ in range(2)] == [
+        False,
+        False,
+    ]
+
+
+async def test_many_doubts_excuse_as_many_redeliveries(deduplicator: Book) -> None:
+    """Of equal messages each one that may come again is known."""
+    for _ in range(4):
+        await done(deduplicator, NAMELESS, acked=False)
+    taken = [await deduplicator.claim(NAMELESS, redelivered=True) for _ in range(5)]
+
+    assert taken == [False, False, False, False, True]
+
+
+async def test_doubt_that_is_used_up_takes_no_other_along(deduplicator: Book, clock: Clock) -> None:
+    """A later ack in doubt has its own time."""
+    await done(deduplicator, NAMELESS, acked=False)
+    assert not await deduplicator.claim(NAMELESS, redelivered=True)
+    clock.now += DOUBT_SECONDS / 2
+    await done(deduplicator, NAMELESS, acked=False)
+    clock.now += DOUBT_SECONDS / 2 + 0.1
+
+    assert not await deduplicator.claim(NAMELESS, redelivered=True)
+
+
+async def test_ack_of_a_repeat_may_be_lost_too(deduplicator: Book) -> None:
+    """When the connection ends again before the repeat's own ack arrives, it is a repeat still."""
+    await done(deduplicator, NAMELESS, acked=False)
+    await deduplicator.claim(NAMELESS, redelivered=True)
+    deduplicator.connection_lost()
+
+    assert not await deduplicator.claim(NAMELESS, redelivered=True)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "taken"),
+    [(unsure_ack_seconds(10) - 1, False), (unsure_ack_seconds(10), True)],
+    ids=["shortly before", "long before"],
+)
+async def test_old_acks_have_arrived(
+    deduplicator: Book, clock: Clock, seconds: float, *, taken: bool
+) -> None:
+    """An ack that was written long before the connection ended has arrived."""
+    await done(deduplicator, NAMELESS)
+    clock.now += seconds
+    deduplicator.connection_lost()
+
+    assert await deduplicator.claim(NAMELESS, redelivered=True) == taken
+
+
+@pytest.mark.parametrize(
+    ("seconds", "taken"),
+    [(DOUBT_SECONDS - 1, False), (DOUBT_SECONDS, True)],
+    ids=["within", "after"],
+)
+async def test_doubt_ends(deduplicator: Book, clock: Clock, seconds: float, *, taken: bool) -> None:
+    """A lost ack is remembered for some minutes."""
+    await done(deduplicator, NAMELESS, acked=False)
+    clock.now += seconds
+
+    assert await deduplicator.claim(NAMELESS, redelivered=True) == taken
+
+
+async def test_doubt_counts_from_the_loss(deduplicator: Book, clock: Clock) -> None:
+    """What the end of a connection left in doubt is remembered from then on."""
+    await done(deduplicator, NAMELESS)
+    clock.now += unsure_ack_seconds(10) - 1
+    deduplicator.connection_lost()
+    clock.now += DOUBT_SECONDS - 1
+
+    assert not await deduplicator.claim(NAMELESS, redelivered=True)
+
+
+# --- Replaced by a copy --------------------------------------------------------------------------
+
+
+@each_kind
+@pytest.mark.parametrize("acked", [True, False], ids=["acked", "ack lost"])
+async def test_copy_is_taken(deduplicator: Book, one: MessageIdentity, *, acked: bool) -> None:
+    """The copy that replaced a delivery is worked on when its time comes."""
+    await done(deduplicator, one, sent=False, acked=acked)
+    copied = one._replace(copies=one.copies + 1)
+
+    assert await deduplicator.claim(copied, redelivered=False)
+
+
+@each_kind
+async def test_replaced_delivery_is_a_repeat(deduplicator: Book, one: MessageIdentity) -> None:
+    """A delivery that was replaced, and whose ack was lost, is not replaced a second time."""
+    await done(deduplicator, one, sent=False, acked=False)
+
+    assert not await deduplicator.claim(one, redelivered=True)
+
+
+@each_kind
+async def test_replaced_delivery_is_a_repeat_after_a_lost_connection(
+    deduplicator: Book, one: MessageIdentity
+) -> None:
+    """A delivery that was replaced shortly before the connection ended is not replaced again."""
+    await done(deduplicator, one, sent=False)
+    deduplicator.connection_lost()
+
+    assert not await deduplicator.claim(one, redelivered=True)
+
+
+@pytest.mark.parametrize("redelivered", [False, True])
+async def test_copy_that_is_there_twice_is_replaced_once(
+    deduplicator: Book, *, redelivered: bool
+) -> None:
+    """A copy whose confirm was late is published again; both are one message."""
+    await done(deduplicator, identity("m-1", copies=1), sent=False)
+
+    assert not await deduplicator.claim(identity("m-1", copies=1), redelivered=redelivered)
+    assert await deduplicator.claim(identity("m-1", copies=2), redelivered=redelivered)
+
+
+async def test_copy_that_is_there_twice_at_once_is_replaced_once(deduplicator: Book) -> None:
+    """The second of two copies waits for the first, and is then a repeat."""
+    one = identity("m-1", copies=1)
+    assert await deduplicator.claim(one, redelivered=False)
+    second = asyncio.create_task(deduplicator.claim(one, redelivered=False))
+    await others_run()
+    assert not second.done()
+    deduplicator.settle(one, sent=False, acked=True)
+
+    assert not await second
+
+
+async def test_copy_that_went_back_is_taken_again(deduplicator: Book) -> None:
+    """A copy that was not replaced is no repeat."""
+    one = identity("m-1", copies=1)
+    assert await deduplicator.claim(one, redelivered=False)
+    deduplicator.give_back(one, None)
+
+    assert await deduplicator.claim(one, redelivered=False)
+
+
+async def test_copy_of_a_later_publish_is_taken(deduplicator: Book) -> None:
+    """Whoever publishes an id again, because it was not sent, has all its tries once more."""
+    await done(deduplicator, identity("m-1", copies=1, try_of="1795324586.386"), sent=False)
+    await done(deduplicator, identity("m-1"), sent=False)
+
+    assert await deduplicator.claim(
+        identity("m-1", copies=1, try_of="1795324600.007"), redelivered=False
+    )
+
+
+async def test_equal_copies_without_an_id_are_two(deduplicator: Book) -> None:
+    """Our copies have an id; what has none is not known by its words."""
+    await done(deduplicator, identity(None, copies=1), sent=False)
+
+    assert await deduplicator.claim(identity(None, copies=1), redelivered=False)
+
+
+async def test_replaced_id_that_is_published_again_is_taken(deduplicator: Book) -> None:
+    """An id that was not sent yet may be published again, and is tried."""
+    await done(deduplicator, NAMED, sent=False)
+
+    assert await deduplicator.claim(NAMED, redelivered=False)
+
+
+# --- In flight -----------------------------------------------------------------------------------
+
+
+@each_kind
+async def test_redelivery_waits_for_the_first(deduplicator: Book, one: MessageIdentity) -> None:
+    """A redelivery of what is in flight here waits for its end."""
+    await deduplicator.claim(one, redelivered=False)
+    deduplicator.connection_lost()
+    again = asyncio.create_task(deduplicator.claim(one, redelivered=True))
+    await others_run()
+    waits = not again.done()
+    again.cancel()
+
+    assert waits
+
+
+async def test_who_may_not_wait_is_told_at_once(clock: Clock) -> None:
+    """A message that its publisher sent again goes elsewhere while its first is worked on."""
+    deduplicator = Deduplicator(heartbeat_seconds=10, clock=clock)
+    first = await deduplicator.claim(NAMED, redelivered=False, waits=untimed)
+    assert isinstance(first, InFlight)
+
+    assert await deduplicator.claim(NAMED, redelivered=False, waits=untimed, may_wait=False) is None
+    assert await deduplicator.claim(NAMED, redelivered=True, waits=untimed, may_wait=False) is None
+    deduplicator.settle(first, ACCEPTED, acked=True)
+    repeat = await deduplicator.claim(NAMED, redelivered=False, waits=untimed, may_wait=False)
+    assert repeat == Repeat(ACCEPTED)
+
+
+async def test_what_comes_again_waits_for_itself_in_any_case(clock: Clock) -> None:
+    """The same delivery once more, after a lost connection, has nowhere else to go."""
+    deduplicator = Deduplicator(heartbeat_seconds=10, clock=clock)
+    first = await deduplicator.claim(NAMED, redelivered=False, waits=untimed)
+    assert isinstance(first, InFlight)
+    deduplicator.connection_lost(most_unacked=1)
+    again = asyncio.create_task(
+        deduplicator.claim(NAMED, redelivered=True, waits=untimed, may_wait=False)
+    )
+    await others_run()
+    assert not again.done()
+    deduplicator.settle(first, ACCEPTED, acked=False)
+
+    assert await again == Repeat(None)
+
+
+async def test_the_wait_for_the_first_is_measured(clock: Clock) -> None:
+    """A delivery whose first is worked on waits for `ledger`; one without a first does not wait."""
+    deduplicator = Deduplicator(heartbeat_seconds=10, clock=clock)
+    alone, behind = make_delivery(clock=clock), make_delivery(clock=clock)
+    first = await deduplicator.claim(NAMED, redelivered=False, waits=alone.waits)
+    assert isinstance(first, InFlight)
+    second = asyncio.create_task(deduplicator.claim(NAMED, redelivered=False, waits=behind.waits))
+    await others_run()
+    assert behind.awaits_first
+    clock.now += 4.0
+    deduplicator.settle(first, ACCEPTED, acked=True)
+    await second
+
+    assert behind.waited_seconds == {"ledger": 4.0}
+    assert alone.waited_seconds == {}
+
+
+@each_kind
+@pytest.mark.parametrize("sent", [True, False], ids=["sent", "replaced"])
+@pytest.mark.parametrize("acked", [True, False], ids=["acked", "ack lost"])
+async def test_redelivery_of_what_is_settled_meanwhile(
+    deduplicator: Book, one: MessageIdentity, *, sent: bool, acked: bool
+) -> None:
+    """A redelivery that waited is a repeat once the first is settled."""
+    await deduplicator.claim(one, redelivered=False)
+    deduplicator.connection_lost()
+    again = asyncio.create_task(deduplicator.claim(one, redelivered=True))
+    await others_run()
+    deduplicator.settle(one, sent=sent, acked=acked)
+
+    assert not await again
+
+
+@each_kind
+async def test_redelivery_of_what_is_given_back_meanwhile(
+    deduplicator: Book, one: MessageIdentity
+) -> None:
+    """A redelivery that waited is worked on once the first is given back."""
+    await deduplicator.claim(one, redelivered=False)
+    deduplicator.connection_lost()
+    again = asyncio.create_task(deduplicator.claim(one, redelivered=True))
+    await others_run()
+    deduplicator.give_back(one, None)
+
+    assert await again
+
+
+async def test_one_of_many_redeliveries_is_taken(deduplicator: Book) -> None:
+    """Of several that waited one is worked on, and the others wait for that one."""
+    await deduplicator.claim(NAMED, redelivered=False)
+    again = [asyncio.create_task(deduplicator.claim(NAMED, redelivered=True)) for _ in range(3)]
+    await others_run()
+    deduplicator.give_back(NAMED, None)
+    await others_run()
+    taken = [task.result() for task in again if task.done()]
+    for task in again:
+        task.cancel()
+
+    assert taken == [True]
+
+
+@pytest.mark.parametrize(("sent", "taken"), [(True, False), (False, True)], ids=["sent", "not"])
+async def test_id_that_is_published_again_meanwhile(
+    deduplicator: Book, *, sent: bool, taken: bool
+) -> None:
+    """An id that is published twice is sent once, and if that fails tried again."""
+    await deduplicator.claim(NAMED, redelivered=False)
+    again = asyncio.create_task(deduplicator.claim(NAMED, redelivered=False))
+    await others_run()
+    deduplicator.settle(NAMED, sent=sent, acked=True)
+
+    assert await again == taken
+
+
+async def test_same_words_meanwhile_are_another_message(deduplicator: Book) -> None:
+    """Equal messages without an id are worked on at the same time."""
+    await deduplicator.claim(NAMELESS, redelivered=False)
+
+    assert await asyncio.wait_for(deduplicator.claim(NAMELESS, redelivered=False), 1)
+
+
+async def test_redelivery_from_elsewhere_is_another_message(deduplicator: Book) -> None:
+    """While our connection stands, a redelivery of equal words is another worker's message."""
+    await deduplicator.claim(NAMELESS, redelivered=False)
+    other = asyncio.create_task(deduplicator.claim(NAMELESS, redelivered=True))
+    await others_run()
+    deduplicator.settle(NAMELESS, sent=True, acked=True)
+
+    assert await other
+
+
+async def test_two_equal_messages_in_flight_come_again(deduplicator: Book) -> None:
+    """Two equal messages in flight when the connection ends are each known when they return."""
+    for _ in range(2):
+        await deduplicator.claim(NAMELESS, redelivered=False)
+    deduplicator.connection_lost()
+    again = [asyncio.create_task(deduplicator.claim(NAMELESS, redelivered=True)) for _ in range(2)]
+    await others_run()
+    for _ in range(2):
+        deduplicator.settle(NAMELESS, sent=True, acked=False)
+
+    assert [await task for task in again] == [False, False]
+
+
+async def test_first_of_two_equal_messages_ends_nothing_of_the_other(deduplicator: Book) -> None:
+    """While the second of two equal messages is in flight, its redelivery is not taken."""
+    for _ in range(2):
+        await deduplicator.claim(NAMELESS, redelivered=False)
+    deduplicator.settle(NAMELESS, sent=True, acked=False)
+    deduplicator.connection_lost()
+    again = [asyncio.create_task(deduplicator.claim(NAMELESS, redelivered=True)) for _ in range(2)]
+    await others_run()
+    taken = [task.result() for task in again if task.done()]
+    for task in again:
+        task.cancel()
+
+    assert True not in taken
+
+
+async def test_waiting_redelivery_that_is_cancelled(deduplicator: Book) -> None:
+    """A redelivery that stops waiting leaves the first, and the next, as they were."""
+    await deduplicator.claim(NAMED, redelivered=False)
+    gone = asyncio.create_task(deduplicator.claim(NAMED, redelivered=True))
+    again = asyncio.create_task(deduplicator.claim(NAMED, redelivered=True))
+    await others_run()
+    gone.cancel()
+    await others_run()
+    deduplicator.settle(NAMED, sent=True, acked=True)
+
+    assert not await again
+
+
+# --- Decided and not settled ---------------------------------------------------------------------
+
+
+async def decided(deduplicator: Book, one: MessageIdentity) -> None:
+    """Take a delivery, decide about it and give it back unsettled."""
+    await deduplicator.claim(one, redelivered=False)
+    deduplicator.give_back(one, DECISION)
+
+
+async def test_decision_is_recalled(deduplicator: Book) -> None:
+    """What was decided about a delivery that could not be settled is known when it returns."""
+    await decided(deduplicator, NAMED)
+    await deduplicator.claim(NAMED, redelivered=True)
+
+    assert deduplicator.recall(NAMED) is DECISION
+
+
+async def test_decision_is_recalled_once(deduplicator: Book) -> None:
+    """A decision is carried out once."""
+    await decided(deduplicator, NAMED)
+    deduplicator.recall(NAMED)
+
+    assert deduplicator.recall(NAMED) is None
+
+
+async def test_decision_is_about_one_copy(deduplicator: Book) -> None:
+    """A decision about the original says nothing about its copy."""
+    await decided(deduplicator, NAMED)
+
+    assert deduplicator.recall(identity("m-1", copies=1)) is None
+
+
+async def test_later_decision_counts(deduplicator: Book) -> None:
+    """A delivery that was given back twice has the decision of the second time."""
+    later = Released(DECISION.envelope, Dead(reason="refused", detail="no"))
+    await decided(deduplicator, NAMED)
+    await deduplicator.claim(NAMED, redelivered=True)
+    deduplicator.recall(NAMED)
+    deduplicator.give_back(NAMED, later)
+
+    assert deduplicator.recall(NAMED) is later
+
+
+async def test_what_went_back_undecided_keeps_its_envelope(deduplicator: Book) -> None:
+    """What was given back undecided goes on with its key and its counts."""
+    await deduplicator.claim(NAMED, redelivered=False)
+    deduplicator.give_back(NAMED, None)
+
+    assert deduplicator.recall(NAMED) is NOTHING_DECIDED
+
+
+async def test_decision_is_for_redeliveries_only(deduplicator: Book) -> None:
+    """Equal words that come for the first time are another message."""
+    await decided(deduplicator, NAMELESS)
+
+    assert deduplicator.recall(NAMELESS, redelivered=False) is None
+
+
+async def test_decision_does_not_outlive_its_redelivery(deduplicator: Book, clock: Clock) -> None:
+    """A day later equal words are another message, which an old decision must not swallow."""
+    await decided(deduplicator, NAMELESS)
+    clock.now += 86400
+
+    assert deduplicator.recall(NAMELESS) is None
+
+
+async def test_decision_that_is_carried_out_is_settled(deduplicator: Book) -> None:
+    """Once a recalled decision is settled the message is a repeat like any other."""
+    await decided(deduplicator, NAMED)
+    await deduplicator.claim(NAMED, redelivered=True)
+    deduplicator.recall(NAMED)
+    deduplicator.settle(NAMED, sent=True, acked=True)
+
+    assert not await deduplicator.claim(NAMED, redelivered=True)
+
+
+async def test_what_is_known_of_a_repeat_is_recalled_for_a_repeat(clock: Clock) -> None:
+    """The first message and its repeat are equal in all: each goes on with its own."""
+    deduplicator = Deduplicator(heartbeat_seconds=10, clock=clock)
+    deduplicator.give_back_repeat(NAMED, DECISION)
+
+    assert deduplicator.recall(NAMED, redelivered=True) is None
+    assert deduplicator.recall_repeat(NAMED, redelivered=False) is None
+    assert deduplicator.recall_repeat(NAMED, redelivered=True) is DECISION
+    assert deduplicator.recall_repeat(NAMED, redelivered=True) is None
+
+
+# --- Bounds --------------------------------------------------------------------------------------
+
+
+async def test_oldest_entries_are_forgotten_first(deduplicator: Book) -> None:
+    """The deduplicator holds the last messages that were sent, and some more."""
+    room = LEAST_OWN + LEAST_OWN // 4
+    entries = [
+        MessageIdentity(str(number).encode(), has_id=True, copies=0) for number in range(room + 1)
+    ]
+    for one in entries:
+        await done(deduplicator, one)
+    known = [
+        not await deduplicator.claim(one, redelivered=True)
+        for one in (entries[0], entries[-LEAST_OWN])
+    ]
+
+    assert known == [False, True]
+
+
+async def test_an_id_takes_little_memory(clock: Clock) -> None:
+    """What is remembered of an id that was sent is small: there may be 100,000 of them."""
+    deduplicator, count = Deduplicator(heartbeat_seconds=10, clock=clock), 5000
+    tracemalloc.start()
+    try:
+        for number in range(count):
+            one = MessageIdentity(number.to_bytes(16), has_id=True, copies=0)
+            claim = await deduplicator.claim(one, redelivered=False, waits=untimed)
+            assert isinstance(claim, InFlight)
+            deduplicator.settle(claim, ACCEPTED._replace(provider_id=str(uuid.uuid4())), acked=True)
+        size, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert size / count < 400
+
+
+async def test_a_search_for_garbage_has_nothing_to_visit(clock: Clock) -> None:
+    """What is remembered of sent messages is no object that could be part of a cycle."""
+    deduplicator, count = Deduplicator(heartbeat_seconds=10, clock=clock), 5000
+    gc.collect()
+    before = len(gc.get_objects())
+    for number in range(count):
+        one = MessageIdentity(number.to_bytes(16), has_id=bool(number % 2), copies=0)
+        claim = await deduplicator.claim(one, redelivered=False, waits=untimed)
+        assert isinstance(claim, InFlight)
+        deduplicator.settle(claim, ACCEPTED._replace(provider_id=str(uuid.uuid4())), acked=True)
+    del claim
+
+    assert len(gc.get_objects()) - before < count / 10
+
+
+async def _settle_and_lose(clock: Clock, entries: list[MessageIdentity]) -> float:
+    """Return the processor's seconds for settling all of these and losing their connection."""
+    deduplicator, began = Deduplicator(heartbeat_seconds=10, clock=clock), time.process_time()
+    for one in entries:
+        claim = await deduplicator.claim(one, redelivered=False, waits=untimed)
+        assert isinstance(claim, InFlight)
+        deduplicator.settle(claim, ACCEPTED, acked=True)
+    deduplicator.connection_lost(most_unacked=len(entries))
+    return time.process_time() - began
+
+
+async def test_equal_messages_cost_no_more_than_others(clock: Clock) -> None:
+    """One message that is published ten thousands of times without an id holds nothing up."""
+    others = [
+        MessageIdentity(number.to_bytes(16), has_id=False, copies=0) for number in range(20_000)
+    ]
+    equal = [MessageIdentity(b"one", has_id=False, copies=0)] * len(others)
+
+    # The least of three each: a search for garbage may fall into any one.
+    runs = [
+        (await _settle_and_lose(clock, equal), await _settle_and_lose(clock, others))
+        for _ in range(3)
+    ]
+
+    assert min(cost for cost, _ in runs) < 5 * min(cost for _, cost in runs)
+
+
+async def test_oldest_decisions_are_forgotten_first(deduplicator: Book) -> None:
+    """The deduplicator holds a fixed number of decisions and forgets the oldest."""
+    entries = [
+        MessageIdentity(str(number).encode(), has_id=True, copies=0)
+        for number in range(expiring_map.MAX_ENTRIES + 1)
+    ]
+    for one in entries:
+        await decided(deduplicator, one)
+    known = [deduplicator.recall(one) is not None for one in entries[:2]]
+
+    assert known == [False, True]
+
+
+# --- What may come again -------------------------------------------------------------------------
+
+
+async def test_nothing_is_expected_without_a_loss(deduplicator: Book) -> None:
+    """Acks on a connection that lives have arrived."""
+    await done(deduplicator, NAMED)
+
+    assert not deduplicator.expects_redeliveries
+
+
+async def test_sent_just_before_a_loss_is_expected(deduplicator: Book, clock: Clock) -> None:
+    """What was acked just before a loss is expected until some time after consuming again."""
+    await done(deduplicator, NAMED)
+    deduplicator.connection_lost(and_back=False)
+    clock.now += 10 * COMES_AGAIN_SECONDS
+    assert deduplicator.expects_redeliveries
+
+    deduplicator.consuming_again()
+    clock.now += COMES_AGAIN_SECONDS - 0.1
+    assert deduplicator.expects_redeliveries
+    clock.now += 0.2
+    assert not deduplicator.expects_redeliveries
+
+
+@each_kind
+async def test_what_is_owed_an_ack_is_expected(
+    deduplicator: Book, clock: Clock, one: MessageIdentity
+) -> None:
+    """What was sent and could not be acked is expected until it has come again, and its repeats."""
+    await deduplicator.claim(one, redelivered=False)
+    deduplicator.connection_lost()
+    deduplicator.settle(one, sent=True, acked=False)
+    clock.now += 2 * COMES_AGAIN_SECONDS
+    assert deduplicator.expects_redeliveries
+
+    assert not await deduplicator.claim(one, redelivered=True, acked=False)
+    assert deduplicator.expects_redeliveries
+    assert not await deduplicator.claim(one, redelivered=True)
+    assert not deduplicator.expects_redeliveries
+
+
+async def test_a_decision_is_expected_until_it_is_carried_out(
+    deduplicator: Book, clock: Clock
+) -> None:
+    """What was decided about a message, and is not replaced yet, only this process knows."""
+    await decided(deduplicator, NAMED)
+    deduplicator.connection_lost()
+    clock.now += 2 * COMES_AGAIN_SECONDS
+    assert deduplicator.expects_redeliveries
+
+    await deduplicator.claim(NAMED, redelivered=True)
+    deduplicator.recall(NAMED)
+    assert not deduplicator.expects_redeliveries
+
+
+async def test_what_went_back_undecided_is_not_expected(deduplicator: Book, clock: Clock) -> None:
+    """It can as well be sent by the next worker."""
+    await deduplicator.claim(NAMED, redelivered=False)
+    deduplicator.connection_lost()
+    deduplicator.give_back(NAMED, None)
+    clock.now += 2 * COMES_AGAIN_SECONDS
+
+    assert not deduplicator.expects_redeliveries
+
+
+async def test_of_two_equals_the_one_that_is_decided_is_recalled(deduplicator: Book) -> None:
+    """An equal text of which nothing is decided goes back first, and comes second."""
+    for kept in (None, DECISION):
+        await deduplicator.claim(NAMELESS, redelivered=False)
+        deduplicator.give_back(NAMELESS, kept)
+
+    assert deduplicator.recall(NAMELESS) is DECISION
+    assert deduplicator.recall(NAMELESS) is NOTHING_DECIDED
+
+
+async def test_consuming_again_ends_nothing_early(deduplicator: Book, clock: Clock) -> None:
+    """A second registration on the same connection does not make the wait longer."""
+    await done(deduplicator, NAMED)
+    deduplicator.connection_lost(and_back=False)
+    deduplicator.consuming_again()
+    clock.now += COMES_AGAIN_SECONDS - 0.1
+    deduplicator.consuming_again()
+    clock.now += 0.2
+
+    assert not deduplicator.expects_redeliveries
+
+
+# --- A broker that is away -----------------------------------------------------------------------
+
+LONG = 10 * SENT_SECONDS
+
+
+@each_kind
+async def test_long_absence_of_the_broker_forgets_nothing(
+    deduplicator: Book, clock: Clock, one: MessageIdentity
+) -> None:
+    """What was sent is known when it comes again, however long the broker was away."""
+    await deduplicator.claim(one, redelivered=False)
+    deduplicator.connection_lost(and_back=False)
+    deduplicator.settle(one, sent=True, acked=False)
+    clock.now += LONG
+    deduplicator.consuming_again()
+
+    assert not await deduplicator.claim(one, redelivered=True)
+
+
+async def test_long_absence_of_the_broker_forgets_no_decision(
+    deduplicator: Book, clock: Clock
+) -> None:
+    """What must not be sent again is known when it comes again."""
+    await deduplicator.claim(NAMED, redelivered=False)
+    deduplicator.connection_lost(and_back=False)
+    deduplicator.give_back(NAMED, DECISION)
+    clock.now += LONG
+    deduplicator.consuming_again()
+    await deduplicator.claim(NAMED, redelivered=True)
+
+    assert deduplicator.recall(NAMED) == DECISION
+
+
+async def test_absences_of_the_broker_count_together(deduplicator: Book, clock: Clock) -> None:
+    """What was sent before a second absence is known after it."""
+    await deduplicator.claim(NAMELESS, redelivered=False)
+    deduplicator.connection_lost(and_back=False)
+    deduplicator.settle(NAMELESS, sent=True, acked=False)
+    for _ in range(2):
+        clock.now += LONG
+        deduplicator.consuming_again()
+        deduplicator.connection_lost(and_back=False)
+    deduplicator.consuming_again()
+
+    assert not await deduplicator.claim(NAMELESS, redelivered=True)
+
+
+async def test_time_goes_on_when_the_broker_is_back(deduplicator: Book, clock: Clock) -> None:
+    """What does not come again is forgotten, counted from when the broker was back."""
+    await deduplicator.claim(NAMELESS, redelivered=False)
+    deduplicator.connection_lost(and_back=False)
+    deduplicator.settle(NAMELESS, sent=True, acked=False)
+    clock.now += LONG
+    deduplicator.consuming_again()
+    clock.now += DOUBT_SECONDS
+
+    assert await deduplicator.claim(NAMELESS, redelivered=True)
+
+
+async def test_two_losses_during_one_send(deduplicator: Book) -> None:
+    """However often the connection is lost meanwhile, the redelivery waits for the first."""
+    await deduplicator.claim(NAMELESS, redelivered=False)
+    deduplicator.connection_lost()
+    first = asyncio.create_task(deduplicator.claim(NAMELESS, redelivered=True))
+    await others_run()
+    assert not first.done()
+    first.cancel()
+    await asyncio.wait({first})
+    deduplicator.connection_lost()
+    second = asyncio.create_task(deduplicator.claim(NAMELESS, redelivered=True))
+    await others_run()
+    assert not second.done()
+    deduplicator.settle(NAMELESS, sent=True, acked=False)
+
+    assert await second is False
+
+
+@pytest.mark.parametrize(("heartbeat", "seconds"), [(10, 40), (60, 185)])
+async def test_doubt_about_acks_follows_the_heartbeat(
+    clock: Clock, heartbeat: float, seconds: float
+) -> None:
+    """The slower a dead connection is noticed, the older an ack may be that was lost with it."""
+    deduplicator = Deduplicator(heartbeat_seconds=heartbeat, clock=clock)
+    claim = await deduplicator.claim(NAMELESS, redelivered=False, waits=untimed)
+    assert isinstance(claim, InFlight)
+    deduplicator.settle(claim, ACCEPTED, acked=True)
+    clock.now += seconds
+    deduplicator.connection_lost(most_unacked=1)
+    deduplicator.consuming_again()
+
+    assert isinstance(await deduplicator.claim(NAMELESS, redelivered=True, waits=untimed), Repeat)
