@@ -10,11 +10,27 @@ from bridge.worker.fates import PauseReason
 from bridge.worker.limits.rates import RateLimits
 from bridge.worker.metrics import WorkerMetrics
 from bridge.worker.outcomes import Policy
-from bridge.worker.service.breaker import Alone, CircuitBreaker, Cluster
+from bridge.worker.service.breaker import CircuitBreaker, Cluster, News
 from bridge.worker.service.breaker_events import PeerOpened
+from bridge.worker.service.breaker_states import Breaker
 
 OUTAGE_AFTER_SECONDS = 10.0
 NO_LIMIT = RateLimitSettings()
+
+
+class Alone:
+    """No other workers: this one decides for itself."""
+
+    others = 0
+    is_probing = False
+
+    def publish(self, news: News, state: Breaker) -> None:
+        """Tell nobody."""
+
+    def publish_closed(self, reason: PauseReason) -> None:
+        """Tell nobody."""
+
+
 ALONE = Alone()
 
 

@@ -63,19 +63,6 @@ class Cluster(Protocol):
         """Tell the others that the service takes messages again."""
 
 
-class Alone:
-    """No other workers: this one decides for itself."""
-
-    others = 0
-    is_probing = False
-
-    def publish(self, news: News, state: Breaker) -> None:
-        """Tell nobody."""
-
-    def publish_closed(self, reason: PauseReason) -> None:
-        """Tell nobody."""
-
-
 class Allowed(NamedTuple):
     """The message may go."""
 
