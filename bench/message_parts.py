@@ -29,7 +29,7 @@ from bridge.amqp.frames import CONTENT_HEADER_START, Deliveries
 from bridge.amqp.properties import Properties, write_properties
 from bridge.amqp.publisher import Publisher
 from bridge.amqp.wire import Body, DeliveryHandler, Wire
-from bridge.config import Settings, SmsApiSettings
+from bridge.config import Settings, SmsApiSettings, WorkerSettings
 from bridge.telemetry.log_setup import configure_logging
 from bridge.telemetry.metrics import new_registry
 from bridge.topology.upkeep import Upkeep
@@ -201,8 +201,20 @@ class Bench:
 
     def take(self, tag: int, redelivered: bool, properties: Properties, body: Body) -> None:  # noqa: FBT001
         """Take a delivery as the consumer does."""
-        made = self.intake.make(self.session, tag, properties, body, redelivered=redelivered)
+        made = self.make(tag, redelivered, properties, body)
         self.worker._held.take(made)
+
+    def make(self, tag: int, redelivered: bool, properties: Properties, body: Body) -> Delivery:  # noqa: FBT001
+        """Make a delivery from the main queue."""
+        return self.intake.make(
+            self.session,
+            tag,
+            properties,
+            body,
+            redelivered=redelivered,
+            queue=OUTBOUND,
+            is_urgent=False,
+        )
 
     async def all_of_it(self) -> None:
         """Take deliveries from their bytes to their ack."""
@@ -225,10 +237,7 @@ class Bench:
         self.end(None)
         self.read(chunks, lambda *delivered: taken.append(delivered))
         self.end("frames and properties are read")
-        deliveries = [
-            self.intake.make(self.session, tag, properties, body, redelivered=redelivered)
-            for tag, redelivered, properties, body in taken
-        ]
+        deliveries = [self.make(*one) for one in taken]
         self.end("the delivery is made of them")
         await self._begin_tasks(deliveries)
         await self._settle(deliveries, await self._dispatch(deliveries))
@@ -237,7 +246,8 @@ class Bench:
         async def process(_: Delivery) -> None:
             pass
 
-        held = HeldDeliveries(OUTBOUND, process=process, metrics=self.metrics)
+        settings = WorkerSettings(queue=OUTBOUND)
+        held = HeldDeliveries(settings, process=process, metrics=self.metrics)
         self.end(None)
         for at in range(0, MESSAGES, AT_ONCE):
             for delivery in deliveries[at : at + AT_ONCE]:

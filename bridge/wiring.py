@@ -32,7 +32,7 @@ from bridge.topology.declarations import (
     bridge_topology,
     dead_queue,
     name_of,
-    retry_queue,
+    retry_queues,
 )
 from bridge.topology.paused_queue import Note
 from bridge.topology.upkeep import Upkeep
@@ -333,7 +333,8 @@ def _worker_metrics(settings: Settings, registry: Registry) -> WorkerMetrics:
     return WorkerMetrics(
         registry,
         queue=queue,
-        retry_queues=[retry_queue(queue, delay) for delay in settings.worker.retry_delays],
+        urgent_queue=settings.worker.urgent_queue,
+        retry_queues=list(retry_queues(settings.worker)),
         dead=dead_queue(queue),
         error_codes=list(settings.sms_api.response.errors),
     )

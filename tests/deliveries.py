@@ -17,6 +17,8 @@ def make_delivery(
     properties: Properties | None = None,
     redelivered: bool = False,
     session: object = None,
+    queue: str = "q",
+    is_urgent: bool = False,
     clock: Callable[[], float] = time.monotonic,
     **envelope: Any,
 ) -> Delivery:
@@ -32,5 +34,7 @@ def make_delivery(
         tag=7,
         session=cast("Session", session),
         envelope=Envelope(key=key, **facts),
+        queue=queue,
+        is_urgent=is_urgent,
         clock=clock,
     )

@@ -89,6 +89,7 @@ def test_the_names_on_the_broker_are_the_defaults() -> None:
             "paused",
             "active",
             "workers",
+            "urgent",
         )
     }
 

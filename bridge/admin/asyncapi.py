@@ -21,7 +21,7 @@ from bridge.admin.message_models import (
 )
 from bridge.config import Settings, WorkerSettings
 from bridge.config.presets import documented_webhooks
-from bridge.topology.declarations import dead_queue, retry_queue
+from bridge.topology.declarations import dead_queue, retry_queues
 from bridge.webhook.event import OTHER, UNPARSED, routing_key_of
 from bridge.worker.request import OpenSendRequest, SendRequest
 
@@ -123,9 +123,17 @@ def _channels(settings: Settings) -> dict[str, Any]:
             "Requests that were given up, body untouched, the reason in the headers.",
         ),
     }
-    for delay in worker.retry_delays:
-        name = retry_queue(worker.queue, delay)
-        channels[f"retry{name.rpartition('.')[2]}"] = _queue(
+    if worker.urgent_queue is not None:
+        channels["urgentRequests"] = _queue(
+            settings,
+            worker.urgent_queue,
+            ("sendRequest",),
+            "Requests that pass the others, such as one-time codes. Publish to the default "
+            "exchange with this routing key, persistent, with a message_id.",
+        )
+    for name, queue in retry_queues(worker).items():
+        kind = "retry" if queue == worker.queue else "urgentRetry"
+        channels[f"{kind}{name.rpartition('.')[2]}"] = _queue(
             settings, name, ("sendRequest",), "Requests that wait for their next attempt. Internal."
         )
     events = ("inboundEvent", "inboundForm") if _takes_forms(settings) else ("inboundEvent",)

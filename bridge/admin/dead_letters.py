@@ -57,6 +57,7 @@ class DeadLetter:
         self.meaning = _text(headers.get(envelope.MEANING))
         self.dead_at = read_moment(headers, envelope.DEAD_AT)
         self.expires_at = read_moment(headers, envelope.EXPIRES_AT)
+        self.queue = _text(headers.get(envelope.QUEUE))
 
     @property
     def may_be_sent(self) -> bool:
@@ -146,7 +147,7 @@ _SHOWN_HEADERS: Final = frozenset(
         *(envelope.EXPIRES_AT, envelope.NOT_BEFORE, envelope.ON_UNCERTAIN, envelope.REASON),
         *(envelope.DETAIL, envelope.ATTEMPTS, envelope.UNCERTAIN_ATTEMPTS, envelope.STATUS),
         *(envelope.FIRST_DELIVERED_AT, envelope.COPIES, envelope.DEAD_AT, envelope.DELIVERY_COUNT),
-        *(envelope.CODE, envelope.MEANING, envelope.EARLIER_SPAN),
+        *(envelope.CODE, envelope.MEANING, envelope.QUEUE, envelope.EARLIER_SPAN),
         *("traceparent", "tracestate"),
     )
 )
@@ -388,14 +389,16 @@ class Discard(_Removal):
 
 @dataclass(kw_only=True)
 class Replay(_Removal):
-    """Publishes the selected letters to the queue of requests, as new, with their old keys.
+    """Publishes the selected letters to the queue that each came from, as new, with its old key.
+
+    `queues` are the queues of requests. A letter that came from none of them goes to the first.
 
     Left out are letters that may have been sent already and letters with the id of one that this
     run has taken, unless they are included, and letters past their own expiry, which would only die
     again.
     """
 
-    queue: str
+    queues: Sequence[str]
     per_second: float | None = None
     include_uncertain: bool = False
     include_repeats: bool = False
@@ -436,7 +439,7 @@ class Replay(_Removal):
             {
                 letter.message.tag: (
                     letter.message.body,
-                    self.queue,
+                    next((one for one in self.queues if one == letter.queue), self.queues[0]),
                     replayed_properties(letter.message.properties),
                 )
                 for letter in letters

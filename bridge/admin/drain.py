@@ -23,7 +23,7 @@ from bridge.amqp.client import Connection
 from bridge.amqp.properties import Properties
 from bridge.config import WorkerSettings
 from bridge.errors import InvalidMessageError
-from bridge.topology.declarations import dead_queue, retry_queue
+from bridge.topology.declarations import dead_queue, request_queues, retry_queue, retry_queues
 from bridge.topology.queue_sizes import read_queue
 from bridge.worker.announcer import Announcer
 from bridge.worker.copies import copy_properties, renewed_properties
@@ -43,8 +43,8 @@ MAX_RETURNS: Final = 4
 class Waiting:
     """How many messages are ready in each queue, and how many consumers the main queue has.
 
-    `ready` has the retry queues first, the longest delay before the others, and the main queue
-    last: a message that comes back from a retry queue during the drain is met there.
+    `ready` has the retry queues first, the longest delay before the others, and the queues of
+    requests last: a message that comes back from a retry queue during the drain is met there.
     """
 
     ready: Mapping[str, int]
@@ -64,9 +64,14 @@ async def count_waiting(connection: Connection, worker: WorkerSettings) -> Waiti
     await read_existing_queue(connection, dead_queue(worker.queue))
     ready = {}
     for delay in sorted(worker.retry_delays, reverse=True):
-        name = retry_queue(worker.queue, delay)
-        ready[name] = (await read_readable_queue(connection, name)).ready
+        for queue in request_queues(worker):
+            name = retry_queue(queue, delay)
+            ready[name] = (await read_readable_queue(connection, name)).ready
     main = await read_existing_queue(connection, worker.queue)
+    if worker.urgent_queue is not None:
+        # The worker of an earlier release may not have made it.
+        urgent = await read_readable_queue(connection, worker.urgent_queue)
+        ready[worker.urgent_queue] = urgent.ready
     ready[worker.queue] = main.ready
     return Waiting(ready, main.consumers)
 
@@ -103,8 +108,12 @@ class DrainedMessage:
         }
 
 
-def drain_message(message: TakenMessage, reason: str, *, max_bytes: int) -> DrainedMessage:
+def drain_message(
+    message: TakenMessage, reason: str, *, queue: str, max_bytes: int
+) -> DrainedMessage:
     """Make the dead letter of a message; `reason` is the operator's, `max_bytes` fit into a frame.
+
+    `queue` is where a replay puts it back.
 
     A message that a worker had before and did not ack may have been sent. It counts an uncertain
     attempt, so that a replay leaves it out unless it is asked for.
@@ -115,7 +124,11 @@ def drain_message(message: TakenMessage, reason: str, *, max_bytes: int) -> Drai
         envelope = read_envelope(message.properties, envelope)
     outcome = Dead("drained", reason, uncertain=message.redelivered)
     properties = copy_properties(
-        message.properties, count_attempt(envelope, outcome), outcome, max_bytes=max_bytes
+        message.properties,
+        count_attempt(envelope, outcome),
+        outcome,
+        queue=queue,
+        max_bytes=max_bytes,
     )
     return DrainedMessage(message, envelope, outcome, properties)
 
@@ -141,6 +154,8 @@ class Drain:
         self._file = file
         self._limit = limit
         self._target = dead_queue(worker.queue)
+        # Where the messages of each retry queue go back to.
+        self._origins = retry_queues(worker)
         publisher = mover.copies.publisher
         self._announcer = Announcer(publisher, outcome_exchange=worker.outcome_exchange)
         self._queue = worker.queue
@@ -154,13 +169,12 @@ class Drain:
         then are where they were.
         """
         await self._mover.check(self._worker.queue, self._target)
-        retry_queues = {retry_queue(self._worker.queue, one) for one in self._worker.retry_delays}
         for self._queue in waiting.ready:
             sizes = await read_queue(self._mover.connection, self._queue)
             at_most = 0 if sizes is None else sizes.ready
             # A renewed message would wait in a retry queue once more. Above the delivery limit the
             # broker moves it to the main queue, and drops nothing.
-            renewal = None if self._queue in retry_queues else self._renewal
+            renewal = None if self._queue in self._origins else self._renewal
             source = Source(queue=self._queue, max_returns=MAX_RETURNS, renewal=renewal)
             await self._mover.run(source, self, at_most=at_most, advance=advance)
 
@@ -179,7 +193,10 @@ class Drain:
     async def act(self, mover: MessageMover, messages: Sequence[TakenMessage], /) -> Acted:
         """Publish the copies of messages, then list those that are stored."""
         max_bytes = mover.copies.publisher.max_properties_bytes
-        drained = [drain_message(one, self._reason, max_bytes=max_bytes) for one in messages]
+        origin = self._origins.get(self._queue, self._queue)
+        drained = [
+            drain_message(one, self._reason, queue=origin, max_bytes=max_bytes) for one in messages
+        ]
         stored = await mover.copies.store_all(
             {one.message.tag: (one.message.body, self._target, one.properties) for one in drained}
         )

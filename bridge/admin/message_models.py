@@ -56,6 +56,10 @@ class DeadLetterHeaders(_TraceHeaders):
         None, alias="sms-bridge-meaning", description="what the code says, in our words"
     )
     dead_at: datetime = Field(alias="sms-bridge-dead-at")
+    queue: str = Field(
+        alias="sms-bridge-queue",
+        description="the queue that it came from, to which `dlq replay` puts it back",
+    )
 
 
 class OutcomeEvent(BaseModel):

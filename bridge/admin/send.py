@@ -30,7 +30,7 @@ from bridge.amqp.client import (
 )
 from bridge.config import Settings
 from bridge.deadline import Deadline
-from bridge.errors import BridgeError, BrokerError
+from bridge.errors import BridgeError, BrokerError, ConfigError
 from bridge.topology.paused_queue import HiddenPauseError
 from bridge.topology.queue_sizes import read_queue
 from bridge.worker.request import parse_request
@@ -45,12 +45,14 @@ async def send(
     settings: Settings,
     request: dict[str, str | None],
     *,
+    is_urgent: bool = False,
     wait_seconds: float | None,
     published: Callable[[str], object],
     waiting: Callable[[str], object] = lambda _why: None,
 ) -> dict[str, Any] | None:
     """Publish one request and, with `wait_seconds`, return its outcome event.
 
+    The request goes to the urgent queue if `is_urgent`.
     `published` is called with the message id once the broker has confirmed the request; `waiting`
     with each new reason why nothing is sent. Raises InvalidMessageError for a request that the
     worker would refuse, BrokerError if the broker does not take it, and BridgeError if there is no
@@ -59,6 +61,9 @@ async def send(
     body = json.dumps({name: value for name, value in request.items() if value is not None})
     short_codes = settings.sms_api.request.short_codes
     parse_request(body.encode(), settings.worker, short_codes=short_codes)
+    queue = settings.worker.urgent_queue if is_urgent else settings.worker.queue
+    if queue is None:
+        raise ConfigError("--urgent: there is no urgent queue (worker.urgent_queue is null)")
     message_id = str(uuid.uuid4())
     async with open_session(settings) as (connection, channel):
         replies = None if wait_seconds is None else await _open_replies(channel)
@@ -71,11 +76,11 @@ async def send(
             reply_to=None if replies is None else replies.name,
             correlation_id=message_id,
         )
-        await _publish(channel, message, settings.worker.queue)
+        await _publish(channel, message, queue)
         published(message_id)
         if replies is None or wait_seconds is None:
             return None
-        silence = _Silence(settings, connection)
+        silence = _Silence(settings, connection, queue)
         with contextlib.suppress(TimeoutError):
             async with Deadline(wait_seconds):
                 return await _outcome(replies, silence, waiting)
@@ -127,8 +132,9 @@ async def _take_reply(replies: AbstractQueue) -> AbstractIncomingMessage | None:
 class _Silence:
     """Finds out why there is no outcome, as far as the broker and this computer can tell."""
 
-    def __init__(self, settings: Settings, connection: Connection) -> None:
+    def __init__(self, settings: Settings, connection: Connection, queue: str) -> None:
         self._settings = settings
+        self._queue = queue
         self._connection = connection
         self.why: str | None = None
 
@@ -149,11 +155,10 @@ class _Silence:
         status = await read_worker_status(self._settings)
         if status is not None and status.paused is not None:
             return "; ".join(explain_pause(status.paused, status.queue, status.fault))
-        sizes = await read_queue(self._connection, queue)
+        sizes = await read_queue(self._connection, self._queue)
         if sizes is not None and not sizes.consumers:
-            return (
-                f"no worker takes from {queue}; start one, or ask one that runs: /readyz says why"
-            )
+            why = "start one, or ask one that runs: /readyz says why"
+            return f"no worker takes from {self._queue}; {why}"
         # The worker is not paused: the request is in a retry queue, or waits for its turn.
         return None if status is not None else UNKNOWN
 

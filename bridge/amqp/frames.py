@@ -13,13 +13,13 @@ import functools
 import itertools
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from bridge.amqp.client import InvalidFrameError
 from bridge.amqp.field_values import encode_short_string
 from bridge.amqp.properties import Properties, read_properties, write_properties
-from bridge.amqp.wire import LARGE_BODY_BYTES, Body, DeliveryHandler, Progress
+from bridge.amqp.wire import LARGE_BODY_BYTES, NO_HANDLERS, Body, DeliveryHandler, Progress
 from bridge.errors import Confirm
 
 # Frame header: type, channel, payload size. A frame ends with the frame-end octet.
@@ -115,11 +115,14 @@ class _Content:
 
 
 class Deliveries(FrameTaker):
-    """Takes the deliveries of one channel."""
+    """Hands each delivery on a channel to the handler of its consumer tag, else to `take`."""
 
-    def __init__(self, take: DeliveryHandler) -> None:
+    def __init__(
+        self, take: DeliveryHandler, by_tag: Mapping[bytes, DeliveryHandler] = NO_HANDLERS
+    ) -> None:
         super().__init__()
-        self._take = take
+        self._take = self._hand_on = take
+        self._by_tag = by_tag
         self._content = _Content()
         self._delivery_tag = 0
         self._redelivered = False
@@ -130,7 +133,7 @@ class Deliveries(FrameTaker):
             return frame_type == METHOD and self._begin(payload)
         message = self._content.add(frame_type, payload)
         if message is not None:
-            self._take(self._delivery_tag, self._redelivered, *message)
+            self._hand_on(self._delivery_tag, self._redelivered, *message)
         return True
 
     def _begin(self, payload: bytes) -> bool:
@@ -139,6 +142,8 @@ class Deliveries(FrameTaker):
             return False
         # Behind the consumer tag, a short string; exchange and routing key follow.
         at = _ARGUMENTS + 1 + payload[_ARGUMENTS]
+        if self._by_tag:
+            self._hand_on = self._by_tag.get(payload[_ARGUMENTS + 1 : at], self._take)
         self._delivery_tag, bits = _TAG_AND_BITS.unpack_from(payload, at)
         self._redelivered = bool(bits)
         self._content.is_open = True

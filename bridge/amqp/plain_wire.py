@@ -25,7 +25,7 @@ import asyncio
 import functools
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final, Literal
 
@@ -41,7 +41,7 @@ from bridge.amqp.client import (
 from bridge.amqp.field_values import encode_short_string
 from bridge.amqp.frames import CONTENT_HEADER_START, content_header, is_mandatory
 from bridge.amqp.properties import Properties, for_client, of_client
-from bridge.amqp.wire import Body, DeliveryHandler
+from bridge.amqp.wire import NO_HANDLERS, Body, DeliveryHandler
 from bridge.errors import Confirm
 from bridge.telemetry.logs import Log
 
@@ -96,7 +96,12 @@ class PlainWire:
         asyncio.get_running_loop().call_later(LOOK_SECONDS, look)
 
     @contextmanager
-    def deliveries(self, channel: Channel, take: DeliveryHandler) -> Iterator[ConsumerCallback]:
+    def deliveries(
+        self,
+        channel: Channel,
+        take: DeliveryHandler,
+        by_tag: Mapping[bytes, DeliveryHandler] = NO_HANDLERS,
+    ) -> Iterator[ConsumerCallback]:
         """Hand what is delivered on a channel to `take`, in the order of the deliveries.
 
         The channel ends when `take` raises.
@@ -108,8 +113,9 @@ class PlainWire:
             if is_over:
                 return
             properties = of_client(message.header.properties)
+            hand_on = by_tag.get((message.consumer_tag or "").encode(), take)
             try:
-                take(
+                hand_on(
                     message.delivery_tag or 0,
                     bool(message.redelivered),
                     properties,

@@ -13,7 +13,7 @@ only below it can reading stop while too many bytes are held. `SMS_BRIDGE_WIRE=p
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -40,7 +40,7 @@ from bridge.amqp.frames import (
     publish_pieces,
 )
 from bridge.amqp.properties import Properties
-from bridge.amqp.wire import LARGE_BODY_BYTES, Body, DeliveryHandler, Progress
+from bridge.amqp.wire import LARGE_BODY_BYTES, NO_HANDLERS, Body, DeliveryHandler, Progress
 from bridge.errors import Confirm
 from bridge.happy_eyeballs import create_connection
 
@@ -110,13 +110,18 @@ class StreamWire(TransportFactory):
         return self._notices.closed
 
     @contextmanager
-    def deliveries(self, channel: Channel, take: DeliveryHandler) -> Iterator[ConsumerCallback]:
+    def deliveries(
+        self,
+        channel: Channel,
+        take: DeliveryHandler,
+        by_tag: Mapping[bytes, DeliveryHandler] = NO_HANDLERS,
+    ) -> Iterator[ConsumerCallback]:
         """Hand what is delivered on a channel to `take`, past aiormq.
 
         `take` is called as the frames arrive and must not raise: the connection would end. So
         does a message end it whose properties cannot be read.
         """
-        with self._taken(channel, Deliveries(take)):
+        with self._taken(channel, Deliveries(take, by_tag)):
             yield _sees_no_delivery
 
     @contextmanager

@@ -5,7 +5,7 @@ aiormq's documented methods alone. `python -m bench.wires` measures both.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Final, Literal, NamedTuple, Protocol
 
@@ -18,6 +18,8 @@ from bridge.errors import Confirm
 Body = bytes | bytearray
 # Called with the delivery tag, whether it was delivered before, the properties and the body.
 DeliveryHandler = Callable[[int, bool, Properties, Body], None]
+# By consumer tag.
+NO_HANDLERS: Final[Mapping[bytes, DeliveryHandler]] = {}
 # Larger than any send request. Larger bodies are copied as little as possible, and published one at
 # a time.
 LARGE_BODY_BYTES: Final = 1024 * 1024
@@ -61,9 +63,14 @@ class Wire(Protocol):
         """Call `notify` with the reason when the broker blocks the connection, None at the end."""
 
     def deliveries(
-        self, channel: Channel, take: DeliveryHandler
+        self,
+        channel: Channel,
+        take: DeliveryHandler,
+        by_tag: Mapping[bytes, DeliveryHandler] = NO_HANDLERS,
     ) -> AbstractContextManager[ConsumerCallback]:
         """Pass the deliveries of a channel to `take` while the block lasts.
+
+        Deliveries to a consumer whose tag is in `by_tag` go to the handler given there.
 
         Yields the callback for `basic_consume`. `take` must not raise, or the connection or its
         channel ends.

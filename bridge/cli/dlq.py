@@ -214,6 +214,7 @@ def replay(  # noqa: PLR0913  an option each
     import asyncio
 
     from bridge.admin.dead_letters import LetterFilter, Replay
+    from bridge.topology.declarations import request_queues
 
     settings = read_settings(context, config)
     if "uncertain" in (reason or []) and not include_uncertain:
@@ -225,7 +226,7 @@ def replay(  # noqa: PLR0913  an option each
         selection=LetterFilter(reason, ids, older_than, newer_than),
         apply=yes,
         limit=limit,
-        queue=settings.worker.queue,
+        queues=request_queues(settings.worker),
         per_second=rate,
         include_uncertain=include_uncertain,
         include_repeats=include_repeats,

@@ -19,12 +19,15 @@ app = typer.Typer()
         "sms-bridge send --to +491713920001 --from Acme --text Hi --wait",
     )
 )
-def send(
+def send(  # noqa: PLR0913  an option each
     context: typer.Context,
     *,
     to: Annotated[str, typer.Option(help="The number: + and digits.")],
     text: Annotated[str, typer.Option(help="The text.")],
     sender: Annotated[str | None, typer.Option("--from", help="The sender's name.")] = None,
+    urgent: Annotated[
+        bool, typer.Option("--urgent", help="Publish it to the urgent queue: it passes the others.")
+    ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the outcome.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds to wait.", min=0)] = 60,
     config: ConfigFile = None,
@@ -52,6 +55,7 @@ def send(
         send_request(
             settings,
             {"to": to, "from": sender, "text": text},
+            is_urgent=urgent,
             wait_seconds=timeout if wait else None,
             published=published,
             waiting=lambda why: typer.echo(f"sms-bridge: still waiting: {why}", err=True),

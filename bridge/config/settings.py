@@ -43,6 +43,7 @@ TopologyMode = Literal["declare", "verify", "off"]
 OnUncertain = Literal["retry", "park"]
 
 ENV_PREFIX: Final = "SMS_BRIDGE_"
+URGENT_BY_DEFAULT: Final = "{queue}.urgent"
 # Stands for the sender where the service is told none.
 NO_SENDER: Final = "unused"
 
@@ -84,6 +85,7 @@ class WorkerSettings(Section):
     """From the queue to the API."""
 
     queue: QueueName = "sms.outbound"
+    urgent_queue: Annotated[QueueName | None, Field(validate_default=True)] = URGENT_BY_DEFAULT
     concurrency: Concurrency = 50
     max_concurrency: Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)] = 200
     max_attempts: Annotated[int, Field(ge=1, le=100)] = 6
@@ -110,6 +112,14 @@ class WorkerSettings(Section):
     deduplicate_by: Literal["message_id", "text"] = "message_id"
     shutdown_timeout_seconds: Duration = 25
 
+    @field_validator("urgent_queue", mode="before")
+    @classmethod
+    def _follow_the_queue(cls, name: object, info: ValidationInfo) -> object:
+        if name != URGENT_BY_DEFAULT:
+            return name
+        # A queue whose own name is refused is missing here.
+        return URGENT_BY_DEFAULT.format(queue=info.data.get("queue", "sms.outbound"))
+
     @property
     def most_in_flight(self) -> int:
         """How many requests may ever be in flight at once."""
@@ -119,6 +129,17 @@ class WorkerSettings(Section):
     def _delays_ascend(self) -> "WorkerSettings":
         if list(self.retry_delays) != sorted(set(self.retry_delays)):
             raise ValueError("retry_delays must ascend and not repeat, like [5s, 30s, 2m]")
+        return self
+
+    @model_validator(mode="after")
+    def _urgent_queue_is_another(self) -> "WorkerSettings":
+        own = (self.queue, f"{self.queue}.dead", f"{self.queue}.paused")
+        urgent = self.urgent_queue
+        if urgent is not None and (urgent in own or urgent.startswith(f"{self.queue}.retry.")):
+            raise ValueError(
+                f"urgent_queue is {urgent}, which the worker uses for something else; name "
+                "another queue, or set it to null"
+            )
         return self
 
     @model_validator(mode="after")
@@ -189,9 +210,11 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _queues_differ(self) -> "Settings":
-        if self.worker.queue == self.webhook.queue:
+        urgent = self.worker.urgent_queue
+        if self.webhook.queue in (self.worker.queue, urgent):
+            name = "urgent_queue" if self.webhook.queue == urgent else "queue"
             raise ValueError(
-                "worker.queue: is webhook.queue too, so the worker would take the events for "
+                f"worker.{name}: is webhook.queue too, so the worker would take the events for "
                 "requests; name another one, or set webhook.queue to null"
             )
         return self

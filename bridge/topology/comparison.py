@@ -85,19 +85,27 @@ def refusal(entity: Entity, error: ChannelClosed) -> Difference:
     """Turn the broker's refusal into what is wrong and what to do."""
     match error:
         case ChannelNotFoundEntity():
-            fix = "create it, or set rabbitmq.topology to declare"
+            fix = f"create it, or set rabbitmq.topology to declare{_or_without(entity)}"
             return Difference(entity, "missing", broker_text(error), fix)
         case ChannelLockedResource():
             fix = "have it declared without `exclusive`"
             text = "another connection has it for itself (exclusive): nobody else can use it"
             return Difference(entity, "locked", text, fix)
         case ChannelAccessRefused():
-            fix = "grant the permission, or set rabbitmq.topology to verify or off"
+            fix = (
+                "grant the permission, or set rabbitmq.topology to verify or off"
+                f"{_or_without(entity)}"
+            )
             return Difference(entity, "refused", broker_text(error), fix)
         case ChannelPreconditionFailed():
             return Difference(entity, "different", broker_text(error), RECREATE)
         case _:
             return Difference(entity, "different", broker_text(error), "see the broker's log")
+
+
+def _or_without(entity: Entity) -> str:
+    switch = entity.switch if isinstance(entity, Queue) else None
+    return "" if switch is None else f", or set {switch} to null to do without the queue"
 
 
 def broker_text(error: ChannelClosed) -> str:

@@ -27,6 +27,8 @@ class Queue:
     name: str
     arguments: dict[str, Any] = field(default_factory=lambda: dict(QUORUM))
     use: Use = "own"
+    # The setting whose null does without the queue.
+    switch: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,21 @@ def retry_queue(queue: str, delay_seconds: float) -> str:
     return f"{queue}.retry.{format_duration(delay_seconds)}"
 
 
+def request_queues(settings: WorkerSettings) -> tuple[str, ...]:
+    """Name the queues that the worker consumes: the main queue, and the urgent one if there is."""
+    urgent = settings.urgent_queue
+    return (settings.queue,) if urgent is None else (settings.queue, urgent)
+
+
+def retry_queues(settings: WorkerSettings) -> dict[str, str]:
+    """Map each retry queue to the queue to which its messages go back."""
+    return {
+        retry_queue(queue, delay): queue
+        for queue in request_queues(settings)
+        for delay in settings.retry_delays
+    }
+
+
 def dead_queue(queue: str) -> str:
     """Name the dead-letter queue: `sms.outbound.dead`."""
     return f"{queue}.dead"
@@ -92,27 +109,36 @@ def worker_topology(settings: WorkerSettings) -> Topology:
     """List what the worker needs: its queues, the retry ladder, the dead letters."""
     ladder = (
         Queue(
-            retry_queue(settings.queue, delay),
+            retry_queue(queue, delay),
             QUORUM
             | {
                 "x-message-ttl": round(delay * 1000),
                 "x-dead-letter-exchange": "",
-                "x-dead-letter-routing-key": settings.queue,
+                "x-dead-letter-routing-key": queue,
                 "x-dead-letter-strategy": "at-least-once",
                 "x-overflow": "reject-publish",
             },
+            switch=_switch(settings, queue),
         )
+        for queue in request_queues(settings)
         for delay in settings.retry_delays
     )
     outcome = settings.outcome_exchange
     return Topology(
         queues=(
-            Queue(settings.queue, use="consumed"),
+            *(
+                Queue(queue, use="consumed", switch=_switch(settings, queue))
+                for queue in request_queues(settings)
+            ),
             *ladder,
             Queue(dead_queue(settings.queue)),
         ),
         exchanges=() if outcome is None else (Exchange(outcome),),
     )
+
+
+def _switch(settings: WorkerSettings, queue: str) -> str | None:
+    return "worker.urgent_queue" if queue == settings.urgent_queue else None
 
 
 def webhook_topology(settings: WebhookSettings, *, receipt_exchange: str | None = None) -> Topology:

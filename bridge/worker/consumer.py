@@ -17,9 +17,14 @@ from bridge.amqp.channels import (
     open_channel,
     wait_for_held_back_acks,
 )
-from bridge.amqp.client import ChannelAccessRefused, Connection, ConsumerCallback
+from bridge.amqp.client import (
+    ChannelAccessRefused,
+    ChannelNotFoundEntity,
+    Connection,
+    ConsumerCallback,
+)
 from bridge.amqp.properties import Properties
-from bridge.amqp.wire import Body
+from bridge.amqp.wire import Body, DeliveryHandler
 from bridge.deadline import Deadline
 from bridge.errors import BrokerError
 from bridge.telemetry.logs import Log
@@ -39,33 +44,37 @@ PREFETCH_FACTOR: Final = 4
 FADING: Final = 0.95
 # While bodies are large: the broker's answer to a method comes after the bodies that it has sent.
 LARGE_RPC_TIMEOUT_SECONDS: Final = 60.0
+URGENT_REMEDY: Final = (
+    "create the queue and let the user read it, or set worker.urgent_queue to null to do without"
+)
 
 
 class Gauges(NamedTuple):
     """What a consumer shows, each set to 1 or 0.
 
-    Whether it is registered, and whether a message is suspected of ending each session.
+    Whether it is registered, by queue, and whether a message is suspected of ending each session.
     """
 
-    up: Callable[[float], None]
+    up: Mapping[str, Callable[[float], None]]
     poison_suspected: Callable[[float], None]
 
 
 class Consumer:
-    """Consumes each queue for which `prefetch()` says more than zero, with that prefetch.
+    """Consumes the main queue and the urgent one, each with a prefetch of its own.
 
-    All are consumed on one channel, and end with it; `name` stands for them in the log. Set
-    `changed` when `prefetch()` may return something else. `on_delivery` is called with each
-    delivery, `on_registered` each time that the broker has registered this process as a consumer,
-    `on_session_over` when the deliveries of a session can no longer be acked and come again, with
-    how many were unacked at most. Call `let_go` for each delivery at its end: the bytes that are
-    held have a bound.
+    `prefetch()` says how much for each; 0 is not at all. Both are consumed on one channel, and end
+    with it. `urgent_queue` is None where there is none. Set `changed` when `prefetch()` may return
+    something else. `on_delivery` is called with each delivery, `on_registered` each time that the
+    broker has registered this process as a consumer, `on_session_over` when the deliveries of a
+    session can no longer be acked and come again, with the most that may have been unacked. Call
+    `let_go` for each delivery at its end: the bytes that are held have a bound.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  what it consumes, and what it calls
         self,
-        name: str,
+        queue: str,
         *,
+        urgent_queue: str | None,
         prefetch: Callable[[], Mapping[str, int]],
         changed: asyncio.Event,
         on_delivery: Callable[[Delivery], None],
@@ -73,17 +82,18 @@ class Consumer:
         on_session_over: Callable[[int], None],
         gauges: Gauges,
     ) -> None:
-        self._name = name
+        self._queue = queue
+        self._urgent_queue = urgent_queue
         self._prefetch = prefetch
         self._changed = changed
         self._hand_on = on_delivery
         self._on_registered = on_registered
         self._on_session_over = on_session_over
         self._gauges = gauges
-        # Called when a consumer has been cancelled, before there is another one.
-        self.on_cancelled: Callable[[], None] = lambda: None
+        # Called with the queue when its consumer has been cancelled, before there is another one.
+        self.on_cancelled: Callable[[str], None] = lambda _: None
         self._consuming_with: dict[str, int] = {}
-        self._intake = Intake(name, poison_suspected=gauges.poison_suspected, changed=changed)
+        self._intake = Intake(queue, poison_suspected=gauges.poison_suspected, changed=changed)
         self._stopped = False
         self._is_to_renew = False
         self._has_ended = False
@@ -109,8 +119,8 @@ class Consumer:
 
     @property
     def prefetch(self) -> int:
-        """With what prefetch it is registered, of all queues; 0 while it is not."""
-        return sum(self._consuming_with.values())
+        """The smallest prefetch with which it is registered; 0 while it is not."""
+        return min(self._consuming_with.values(), default=0)
 
     async def stop(self) -> None:
         """Take nothing more; return when the broker has been told, or is gone."""
@@ -167,14 +177,15 @@ class Consumer:
         wire = connection.wire
         self._session = session = Session(channel, wire)
         tags: dict[str, str] = {}
-        take = functools.partial(self._on_delivery, session)
+        take = functools.partial(self._on_delivery, session, self._queue)
+        of_urgent: dict[bytes, DeliveryHandler] = {}
         try:
-            with wire.deliveries(channel, take) as callback:
+            with wire.deliveries(channel, take, of_urgent) as callback:
                 self._intake.begin(wire)
                 while not self._has_ended:
                     self._check(session, tags)
                     if wire.is_reading:
-                        await self._follow(session, tags, callback)
+                        await self._follow(session, tags, callback, of_urgent)
                     wire.keep_alive()
                     await self._wait_for_change()
             await close_channel(channel)
@@ -190,7 +201,11 @@ class Consumer:
             self._idle.set()
 
     async def _follow(
-        self, session: Session, tags: dict[str, str], callback: ConsumerCallback
+        self,
+        session: Session,
+        tags: dict[str, str],
+        callback: ConsumerCallback,
+        of_urgent: dict[bytes, DeliveryHandler],
     ) -> None:
         """Start, stop or restart consuming so that it is as it should be."""
         wanted, is_to_renew = self._wanted(), self._is_to_renew
@@ -201,10 +216,9 @@ class Consumer:
         channel = session.channel
         timeout = LARGE_RPC_TIMEOUT_SECONDS if self._large_bytes else RPC_TIMEOUT_SECONDS
         async with Deadline(timeout):
-            if cancelled := self._consuming_with.keys() - kept.keys():
-                for queue in cancelled:
-                    await channel.basic_cancel(tags.pop(queue))
-                self.on_cancelled()
+            for queue in self._consuming_with.keys() - kept.keys():
+                await channel.basic_cancel(tags.pop(queue))
+                self.on_cancelled(queue)
             self._mark(kept)
             if not wanted:
                 self._idle.set()
@@ -216,16 +230,40 @@ class Consumer:
                 # What an earlier consumer of the channel was given is no part of the new prefetch.
                 session.most_unacked += prefetch
                 await channel.basic_qos(prefetch_count=prefetch)
-                result = await channel.basic_consume(queue, callback)
-                tags[queue] = result.consumer_tag or ""
+                if queue == self._urgent_queue:
+                    tags[queue] = await self._consume_urgent(session, queue, callback, of_urgent)
+                else:
+                    result = await channel.basic_consume(queue, callback)
+                    tags[queue] = result.consumer_tag or ""
         self._mark(wanted)
         self._on_registered()
+
+    async def _consume_urgent(
+        self,
+        session: Session,
+        queue: str,
+        callback: ConsumerCallback,
+        of_urgent: dict[bytes, DeliveryHandler],
+    ) -> str:
+        """Consume the urgent queue under a tag by which the wire tells its deliveries apart.
+
+        The handler of a former tag stays: what it was given may still be on its way.
+        """
+        tag = f"urgent.{len(of_urgent)}"
+        of_urgent[tag.encode()] = functools.partial(self._on_delivery, session, queue)
+        try:
+            await session.channel.basic_consume(queue, callback, consumer_tag=tag)
+        except (ChannelAccessRefused, ChannelNotFoundEntity):
+            log.warning("urgent_queue_unusable", queue=queue, remedy=URGENT_REMEDY)
+            raise
+        return tag
 
     def _wanted(self) -> dict[str, int]:
         if self._stopped:
             return {}
-        most = self._most_that_fit()
-        return {queue: min(wanted, most) for queue, wanted in self._prefetch().items() if wanted}
+        prefetch = self._prefetch()
+        most = max(1, self._most_that_fit() // len(prefetch))
+        return {queue: min(wanted, most) for queue, wanted in prefetch.items() if wanted}
 
     def _most_that_fit(self) -> int:
         """Return how many bodies as large as the last ones may be held."""
@@ -265,22 +303,32 @@ class Consumer:
         if bool(consuming_with) != bool(self._consuming_with):
             event = "consuming" if consuming_with else "not_consuming"
             prefetch = max(consuming_with.values(), default=None)
-            log.info(event, queue=self._name, prefetch=prefetch)
+            log.info(event, queue=self._queue, prefetch=prefetch)
         self._consuming_with = consuming_with
-        self._gauges.up(1 if consuming_with else 0)
+        for queue, up in self._gauges.up.items():
+            up(1 if queue in consuming_with else 0)
 
     def _on_delivery(
         self,
         session: Session,
+        queue: str,
         tag: int,
         redelivered: bool,  # noqa: FBT001  as the wire calls it
         properties: Properties,
         body: Body,
     ) -> None:
-        delivery = self._intake.make(session, tag, properties, body, redelivered=redelivered)
+        delivery = self._intake.make(
+            session,
+            tag,
+            properties,
+            body,
+            redelivered=redelivered,
+            queue=queue,
+            is_urgent=queue == self._urgent_queue,
+        )
         self._note_size(len(body))
         self._hand_on(delivery)
 
     def _on_cancelled_by_broker(self, _frame: object) -> None:
-        log.warning("consumer_cancelled", queue=self._name)
+        log.warning("consumer_cancelled", queue=self._queue)
         self._changed.set()

@@ -26,6 +26,7 @@ from bridge.worker.envelope import (
     OF_EVENTS,
     PREFIX,
     PRIORITY,
+    QUEUE,
     REASON,
     REPEATED,
     STATUS,
@@ -56,6 +57,7 @@ def copy_properties(
     envelope: Envelope,
     outcome: Retried | Dead,
     *,
+    queue: str,
     max_bytes: int,
     span: TraceHeaders = (),
 ) -> Properties:
@@ -63,13 +65,15 @@ def copy_properties(
 
     All stay as they came, except those that `_to_publish_anew` leaves out, and headers that do not
     fit into `max_bytes` beside ours. A message without an id gets its key as id, so that every
-    later attempt sends the same key. `span`: that of the delivery, to which the next one's refers.
+    later attempt sends the same key. `queue` is where the message came from: a dead letter names
+    it, so that a replay puts it back there. `span` is the span of this delivery, to which that of
+    the next one refers.
     """
     replaced, headers = _to_publish_anew(properties)
     replaced.message_id = envelope.id_of_copies
     # What is known of an earlier answer stays until the next one; no publisher can give them.
     not_ours = () if is_from_ladder(headers) else (STATUS, CODE, MEANING)
-    for name in (DEAD_AT, TURN_AT, REPEATED, *not_ours, *OF_EVENTS):
+    for name in (DEAD_AT, QUEUE, TURN_AT, REPEATED, *not_ours, *OF_EVENTS):
         headers.pop(name, None)
     own: dict[str, Any] = {
         REASON: outcome.reason,
@@ -97,6 +101,7 @@ def copy_properties(
     if outcome.meaning is not None:
         own[MEANING] = outcome.meaning
     if isinstance(outcome, Dead):
+        own[QUEUE] = queue
         own[DEAD_AT] = datetime.now(UTC).isoformat(timespec="milliseconds")
     return _fitted(replaced, headers, own, max_bytes)
 

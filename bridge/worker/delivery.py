@@ -55,7 +55,8 @@ class Delivery:
 
     `waiting_for` is what it waits for, `waited_seconds` how long it has waited for what. Times are
     of `clock`. `replacement` is the copy that is published and may yet be confirmed. `span` is None
-    where spans are not exported. `is_urgent`: it passes others that wait here.
+    where spans are not exported. `queue` is the queue that it came from; `is_urgent`: that is the
+    urgent queue, so it passes ordinary messages that wait here.
     `is_asked_for`: what the other workers know of it has been asked. `give_slot_back` is set while
     it holds a slot after its answer.
     """
@@ -63,11 +64,11 @@ class Delivery:
     # No dataclass: where this is compiled, its way of making one would stay Python.
     __slots__ = (
         *("_waiting_since", "body", "clock", "envelope", "give_slot_back", "is_asked_for"),
-        *("is_urgent", "properties", "received", "redelivered", "replacement", "session", "span"),
-        *("tag", "waited_seconds", "waiting_for"),
+        *("is_urgent", "properties", "queue", "received", "redelivered", "replacement"),
+        *("session", "span", "tag", "waited_seconds", "waiting_for"),
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  the facts of a delivery
         self,
         *,
         body: Body,
@@ -76,6 +77,8 @@ class Delivery:
         tag: int,
         session: Session,
         envelope: Envelope,
+        queue: str,
+        is_urgent: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.body = body
@@ -91,7 +94,8 @@ class Delivery:
         self.give_slot_back: Callable[[], None] | None = None
         self.waited_seconds: dict[WaitCause, float] = {}
         self.span: Span | None = None
-        self.is_urgent = False
+        self.queue = queue
+        self.is_urgent = is_urgent
         self.is_asked_for = False
         self._waiting_since = 0.0
 

@@ -11,6 +11,7 @@ from typing import Final, get_args
 
 from bridge.config import WorkerSettings
 from bridge.errors import BrokerError
+from bridge.topology.declarations import request_queues
 from bridge.worker.delivery import MAX_HOLD_SECONDS, Delivery
 from bridge.worker.envelope import Envelope
 from bridge.worker.fates import Answer, Fate
@@ -50,7 +51,9 @@ class Dispatcher:
         self._rates = breaker.rates
         self._capacity = capacity
         self._segments = {one: metrics.segments.labels(one) for one in get_args(Encoding)}
-        self._acceptance_latency = metrics.acceptance_latency.labels(settings.queue)
+        self._acceptance_latency = {
+            queue: metrics.acceptance_latency.labels(queue) for queue in request_queues(settings)
+        }
         self._now = now
         self._is_stopping = False
         self._last_sent_at = 0.0
@@ -219,7 +222,7 @@ class Dispatcher:
             # What was sent ahead of its time is late only after that time.
             due = max(published, delivery.envelope.not_before or 0)
             age = max(0.0, now - due)
-            self._acceptance_latency.observe(age, delivery.trace_id)
+            self._acceptance_latency[delivery.queue].observe(age, delivery.trace_id)
 
 
 def _age_of(envelope: Envelope) -> str:

@@ -37,6 +37,8 @@ STATUS: Final = "sms-bridge-status"
 CODE: Final = "sms-bridge-code"
 MEANING: Final = "sms-bridge-meaning"
 DEAD_AT: Final = "sms-bridge-dead-at"
+# The queue that a dead letter came from.
+QUEUE: Final = "sms-bridge-queue"
 # What is added to our headers does not begin with the prefix: an older worker, in an upgrade or
 # after it is undone, refuses a dead letter that is moved back with one that it does not know.
 REPEATED: Final = "x-sms-bridge-repeated"
@@ -49,7 +51,7 @@ EARLIER_SPAN: Final = "x-sms-bridge-earlier-span"
 DELIVERY_COUNT: Final = "x-delivery-count"
 MEMORY: Final = (
     *(REASON, DETAIL, ATTEMPTS, UNCERTAIN_ATTEMPTS),
-    *(FIRST_DELIVERED_AT, STATUS, CODE, MEANING, DEAD_AT, TURN_AT, EARLIER_SPAN, REPEATED),
+    *(FIRST_DELIVERED_AT, STATUS, CODE, MEANING, DEAD_AT, QUEUE, TURN_AT, EARLIER_SPAN, REPEATED),
 )
 # What may be set for one message.
 _SETTINGS: Final = (EXPIRES_AT, NOT_BEFORE, ON_UNCERTAIN, ORDERING_KEY)
@@ -142,7 +144,9 @@ def bare_envelope(properties: Properties, *, now: float) -> Envelope:
     )
 
 
-def read_envelope(properties: Properties, bare: Envelope) -> Envelope:
+def read_envelope(
+    properties: Properties, bare: Envelope, *, urgent_queue: str | None = None
+) -> Envelope:
     """Read what the publisher, or our own last copy, said about a message.
 
     Raises InvalidMessageError, whose text names the header or property and never a value.
@@ -151,7 +155,7 @@ def read_envelope(properties: Properties, bare: Envelope) -> Envelope:
     if not headers and not properties.expiration:
         return bare
     if not is_from_ladder(headers):
-        _refuse_unknown(headers)
+        _refuse_unknown(headers, urgent_queue)
     on_uncertain = _read_text(headers, ON_UNCERTAIN)
     if on_uncertain not in _WAYS_ON_UNCERTAIN:
         raise InvalidMessageError(f"{ON_UNCERTAIN}: must be retry or park")
@@ -183,13 +187,16 @@ def is_from_ladder(headers: dict[str, Any]) -> bool:
     return ATTEMPTS in headers and DEAD_AT not in headers
 
 
-def _refuse_unknown(headers: dict[str, Any]) -> None:
+def _refuse_unknown(headers: dict[str, Any], urgent_queue: str | None) -> None:
     """Refuse a header that is meant for us and that nobody reads: a misspelt expiry, for one."""
     for name in headers:
         if name in _KNOWN:
             continue
         if name == PRIORITY:
-            raise InvalidMessageError(f"{PRIORITY}: is no longer read; there is no urgent queue")
+            instead = f"publish urgent messages to queue {urgent_queue}"
+            if urgent_queue is None:
+                instead = "there is no urgent queue (worker.urgent_queue is null)"
+            raise InvalidMessageError(f"{PRIORITY}: is no longer read; {instead}")
         spelt = name.lower().replace("_", "-")
         if spelt.startswith(PREFIX):
             (nearest,) = difflib.get_close_matches(spelt, _SETTINGS, n=1, cutoff=0)

@@ -5,9 +5,22 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from bridge.config import WorkerSettings
+from bridge.topology.declarations import request_queues
 from bridge.worker.delivery import Delivery
 from bridge.worker.envelope import is_from_ladder
 from bridge.worker.metrics import WorkerMetrics
+
+
+class _Counters:
+    """The counters of one queue, so that none is looked up by its labels for each message."""
+
+    def __init__(self, queue: str, metrics: WorkerMetrics) -> None:
+        self.received = metrics.received.labels(queue, "false")
+        self.received_again = metrics.received.labels(queue, "true")
+        self.returned = metrics.ladder.labels(queue, "returned")
+        self.without_timestamp = metrics.without_timestamp.labels(queue)
+        self.queue_age = metrics.queue_age.labels(queue)
 
 
 class HeldDeliveries:
@@ -18,17 +31,14 @@ class HeldDeliveries:
 
     def __init__(
         self,
-        queue: str,
+        settings: WorkerSettings,
         *,
         process: Callable[[Delivery], Coroutine[Any, Any, None]],
         metrics: WorkerMetrics,
     ) -> None:
         self._process = process
-        self._received = metrics.received.labels(queue, "false")
-        self._received_again = metrics.received.labels(queue, "true")
-        self._returned = metrics.ladder.labels(queue, "returned")
-        self._without_timestamp = metrics.without_timestamp.labels(queue)
-        self._queue_age = metrics.queue_age.labels(queue)
+        self._main_queue = queue = settings.queue
+        self._counters = {one: _Counters(one, metrics) for one in request_queues(settings)}
         self._tasks: dict[asyncio.Task[None], Delivery] = {}
         # What each consumer was given that has been cancelled, as far as it is held.
         self._of_cancelled: list[set[Delivery]] = []
@@ -52,14 +62,15 @@ class HeldDeliveries:
         self._tasks[task] = delivery
         task.add_done_callback(self._forget)
 
-    def note_cancel(self) -> None:
-        """Note that the consumer is cancelled that was given what is held and new."""
-        given = set(self._tasks.values()).difference(*self._of_cancelled)
-        self._of_cancelled.append(given)
+    def note_cancel(self, queue: str) -> None:
+        """Note that the consumer of a queue is cancelled that was given what is held and new."""
+        if queue == self._main_queue:
+            held = {one for one in self._tasks.values() if one.queue == queue}
+            self._of_cancelled.append(held.difference(*self._of_cancelled))
 
     @property
     def cancelled_consumers(self) -> int:
-        """How many consumers a quorum queue counts that are cancelled.
+        """How many cancelled consumers the main queue, a quorum queue, still counts.
 
         It does so as long as something is not acked that they were given.
         """
@@ -91,21 +102,21 @@ class HeldDeliveries:
         self.let_go(self._tasks.pop(task))
 
     def _count(self, delivery: Delivery) -> None:
-        now = time.time()
-        (self._received_again if delivery.redelivered else self._received).inc()
+        now, counters = time.time(), self._counters[delivery.queue]
+        (counters.received_again if delivery.redelivered else counters.received).inc()
         self._last_delivery_at = now
         self.redeliveries += delivery.redelivered
         if delivery.redelivered:
             return
         if delivery.envelope.copies:
             if is_from_ladder(delivery.properties.headers or {}):
-                self._returned.inc()
+                counters.returned.inc()
             return
         published = delivery.envelope.dated_at
         if published is None:
-            self._without_timestamp.inc()
+            counters.without_timestamp.inc()
         else:
-            self._queue_age.observe(max(0.0, now - published))
+            counters.queue_age.observe(max(0.0, now - published))
 
     def _oldest(self) -> float:
         """Return when the one that has been due for longest was due, in unix seconds."""

@@ -68,8 +68,10 @@ class Intake:
         body: Body,
         *,
         redelivered: bool,
+        queue: str,
+        is_urgent: bool,
     ) -> Delivery:
-        """Make a delivery of what has come."""
+        """Make a delivery of what has come from a queue."""
         if self._empty_sessions:
             self._empty_sessions = 0
             self._poison_suspected(0)
@@ -82,6 +84,8 @@ class Intake:
             tag=tag,
             session=session,
             envelope=bare_envelope(properties, now=time.time()),
+            queue=queue,
+            is_urgent=is_urgent,
         )
         _warn_of_count(delivery, headers.get(DELIVERY_COUNT, 0))
         self._held_bytes += len(body)

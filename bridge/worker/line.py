@@ -14,7 +14,7 @@ from bridge.worker.announcer import Announcer
 from bridge.worker.deduplicator import InFlight, Released, Repeat
 from bridge.worker.delivery import Delivery
 from bridge.worker.dispatch import Dispatcher
-from bridge.worker.envelope import read_envelope
+from bridge.worker.envelope import Envelope, read_envelope
 from bridge.worker.identification import Identification
 from bridge.worker.message_identity import MessageIdentity
 from bridge.worker.outcomes import Dead, Outcome, Retried
@@ -111,10 +111,14 @@ class Line:
         delivery.envelope, delivery.replacement = kept.envelope, kept.replacement
         return kept.outcome
 
+    def _read_envelope(self, delivery: Delivery) -> Envelope:
+        urgent_queue = self._settings.urgent_queue
+        return read_envelope(delivery.properties, delivery.envelope, urgent_queue=urgent_queue)
+
     async def _dispatch(self, delivery: Delivery) -> Outcome:
         """Read a message and have it sent; whatever is wrong with it becomes an outcome."""
         try:
-            delivery.envelope = read_envelope(delivery.properties, delivery.envelope)
+            delivery.envelope = self._read_envelope(delivery)
             request = self._reader.read(delivery.body)
             return await self._dispatcher.outcome_of(delivery, request)
         except InvalidMessageError as error:
@@ -172,7 +176,7 @@ class Line:
 
     def _outcome_of_repeat(self, delivery: Delivery) -> Outcome:
         try:
-            delivery.envelope = read_envelope(delivery.properties, delivery.envelope)
+            delivery.envelope = self._read_envelope(delivery)
         except InvalidMessageError as error:
             return Dead(reason="invalid", detail=str(error))
         return Retried(

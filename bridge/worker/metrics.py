@@ -50,35 +50,36 @@ class WorkerMetrics(MetricSet):
         registry: Registry,
         *,
         queue: str,
+        urgent_queue: str | None = None,
         retry_queues: Sequence[str],
         dead: str,
         error_codes: Sequence[str] = (),
     ) -> None:
         super().__init__(registry)
         self._error_codes = frozenset(error_codes)
-        self._flow(queue)
+        self._flow(queue, (queue,) if urgent_queue is None else (queue, urgent_queue))
         self._provider([*error_codes, "other"])
-        self._state(queue, retry_queues, dead)
+        self._state(queue, urgent_queue, retry_queues, dead)
         self._coordination()
 
-    def _flow(self, queue: str) -> None:
+    def _flow(self, queue: str, queues: Sequence[str]) -> None:
         self.received = self._counter(
             "sms_bridge_worker_messages_received_total",
             "Deliveries from the broker.",
             ("queue", "redelivered"),
-            [(queue, "true"), (queue, "false")],
+            [(one, again) for one in queues for again in ("true", "false")],
         )
         self.processed = self._counter(
             "sms_bridge_worker_messages_processed_total",
             "What became of each delivery.",
             ("queue", "outcome", "reason"),
-            [(queue, *pair) for pair in PROCESSED],
+            [(one, *pair) for one in queues for pair in PROCESSED],
         )
         self.ladder = self._counter(
             "sms_bridge_worker_ladder_messages_total",
             "Copies that this worker stored on the retry ladder, and those that came back to it.",
             ("queue", "event"),
-            [(queue, event) for event in ("stored", "returned")],
+            [(one, event) for one in queues for event in ("stored", "returned")],
         )
         self.in_progress = self._gauge(
             "sms_bridge_worker_messages_in_progress",
@@ -97,34 +98,34 @@ class WorkerMetrics(MetricSet):
             "From delivery to ack.",
             WORK_SECONDS,
             ("queue", "outcome"),
-            [(queue, outcome) for outcome in get_args(DeliveryOutcome)],
+            [(one, outcome) for one in queues for outcome in get_args(DeliveryOutcome)],
         )
         self.wait_duration = self._histogram(
             "sms_bridge_worker_wait_duration_seconds",
             "How long a delivery waited here for one cause; only of those that did.",
             WAIT_SECONDS,
             ("queue", "cause"),
-            [(queue, cause) for cause in get_args(WaitCause)],
+            [(one, cause) for one in queues for cause in get_args(WaitCause)],
         )
         self.queue_age = self._histogram(
             "sms_bridge_worker_queue_age_seconds",
             "From publishing to the first delivery.",
             AGE_SECONDS,
             ("queue",),
-            [queue],
+            queues,
         )
         self.acceptance_latency = self._histogram(
             "sms_bridge_worker_acceptance_latency_seconds",
             "From publishing to the API's acceptance.",
             AGE_SECONDS,
             ("queue",),
-            [queue],
+            queues,
         )
         self.without_timestamp = self._counter(
             "sms_bridge_worker_messages_without_timestamp_total",
             "First deliveries whose age is unknown: without a timestamp that can be true.",
             ("queue",),
-            [queue],
+            queues,
         )
         self.attempts_per_message = self._histogram(
             "sms_bridge_worker_attempts_per_message",
@@ -207,9 +208,11 @@ class WorkerMetrics(MetricSet):
     def _state(
         self,
         queue: str,
+        urgent_queue: str | None,
         retry_queues: Sequence[str],
         dead: str,
     ) -> None:
+        urgent = [] if urgent_queue is None else [urgent_queue]
         self.oldest_held = self._gauge(
             "sms_bridge_worker_oldest_held_message_timestamp_seconds",
             "When the oldest unsettled delivery was published; 0 = none.",
@@ -222,6 +225,7 @@ class WorkerMetrics(MetricSet):
             ("queue", "role"),
             [
                 (queue, "main"),
+                *((name, "urgent") for name in urgent),
                 *((name, "retry") for name in retry_queues),
                 (dead, "dead_letter"),
             ],
@@ -231,7 +235,7 @@ class WorkerMetrics(MetricSet):
             "Consumers of the queue; a quorum queue counts a cancelled one until what it was given "
             "is acked.",
             ("queue",),
-            [queue],
+            [queue, *urgent],
         )
         self.queue_stats_timestamp = self._gauge(
             "sms_bridge_worker_queue_stats_timestamp_seconds", "When the queues were last read."
@@ -247,7 +251,7 @@ class WorkerMetrics(MetricSet):
             "sms_bridge_worker_consumer_up",
             "1 while this process is registered as a consumer.",
             ("queue",),
-            [queue],
+            [queue, *urgent],
         )
         self.last_delivery = self._gauge(
             "sms_bridge_worker_last_delivery_timestamp_seconds",

@@ -17,7 +17,7 @@ from bridge.config import WorkerSettings
 from bridge.errors import PublishFault
 from bridge.telemetry.log_format import Facts, shown_seconds
 from bridge.telemetry.logs import Log
-from bridge.topology.declarations import dead_queue, retry_queue
+from bridge.topology.declarations import dead_queue, request_queues, retry_queue
 from bridge.worker.cluster.repeated_copies import RepeatedCopies
 from bridge.worker.copies import copy_properties
 from bridge.worker.delivery import Delivery, WaitCause
@@ -45,6 +45,18 @@ MAX_JITTER_SECONDS: Final = 1.0
 MIN_WAITED_SECONDS: Final = 0.001
 
 
+class _Counters:
+    """The counters of one queue, so that none is looked up by its labels for each message."""
+
+    def __init__(self, queue: str, metrics: WorkerMetrics) -> None:
+        self.processed = {pair: metrics.processed.labels(queue, *pair) for pair in PROCESSED}
+        self.durations = {
+            name: metrics.processing_duration.labels(queue, name)
+            for name in get_args(DeliveryOutcome)
+        }
+        self.stored = metrics.ladder.labels(queue, "stored")
+
+
 class Settler:
     """Settles each delivery: publishes what replaces it, acks it, reports it.
 
@@ -64,7 +76,7 @@ class Settler:
         may_set_aside: Callable[[], bool],
         metrics: WorkerMetrics,
     ) -> None:
-        self._queue = settings.queue
+        self._dead_queue = dead_queue(settings.queue)
         self._storing = Storing(
             publisher,
             block=block,
@@ -73,18 +85,10 @@ class Settler:
             may_set_aside=may_set_aside,
         )
         self._metrics = metrics
-        # Of each message one is counted: to look it up by its labels would cost as much again.
-        self._processed = {
-            pair: metrics.processed.labels(settings.queue, *pair) for pair in PROCESSED
-        }
-        self._durations = {
-            name: metrics.processing_duration.labels(settings.queue, name)
-            for name in get_args(DeliveryOutcome)
-        }
+        self._counters = {queue: _Counters(queue, metrics) for queue in request_queues(settings)}
         self._attempts = {
             name: metrics.attempts_per_message.labels(name) for name in get_args(FinalOutcome)
         }
-        self._stored = metrics.ladder.labels(settings.queue, "stored")
         self._hurried = asyncio.Event()
         self.queue_missing = self._storing.queue_missing
 
@@ -103,11 +107,11 @@ class Settler:
         with delivery.waits("publish"):
             await self._storing.store(
                 delivery,
-                queue=self._target(outcome),
+                queue=self._target(delivery, outcome),
                 make_properties=partial(self._make_properties, delivery, outcome),
             )
         if isinstance(outcome, Retried):
-            self._stored.inc()
+            self._counters[delivery.queue].stored.inc()
 
     def hurry(self) -> None:
         """Leave out waits that only serve to spread load: the worker stops."""
@@ -136,6 +140,7 @@ class Settler:
             delivery.properties,
             envelope,
             outcome,
+            queue=delivery.queue,
             max_bytes=max_bytes,
             span=() if delivery.span is None else delivery.span.headers,
         )
@@ -161,10 +166,10 @@ class Settler:
         """Report a delivery that stays unacked, because the broker refuses its copy."""
         self._count(delivery, "released", "copy_refused", None)
 
-    def _target(self, outcome: Retried | Dead) -> str:
+    def _target(self, delivery: Delivery, outcome: Retried | Dead) -> str:
         if isinstance(outcome, Dead):
-            return dead_queue(self._queue)
-        return retry_queue(self._queue, outcome.delay_seconds)
+            return self._dead_queue
+        return retry_queue(delivery.queue, outcome.delay_seconds)
 
     def _report(self, delivery: Delivery, outcome: Outcome | None) -> None:
         if outcome is None:
@@ -182,8 +187,9 @@ class Settler:
         """Count and log an end, and return how many attempts the message has had."""
         held = delivery.held_seconds
         attempts = attempts_after(delivery.envelope.attempts, outcome)
-        self._processed[name, reason].inc()
-        self._durations[name].observe(held, delivery.trace_id)
+        counters = self._counters[delivery.queue]
+        counters.processed[name, reason].inc()
+        counters.durations[name].observe(held, delivery.trace_id)
         failed = None if isinstance(outcome, Sent) else outcome
         facts: Facts = {
             "message_id": delivery.envelope.key,
@@ -212,7 +218,7 @@ class Settler:
             if seconds >= MIN_WAITED_SECONDS
         }
         for cause, seconds in waited.items():
-            self._metrics.wait_duration.labels(self._queue, cause).observe(seconds)
+            self._metrics.wait_duration.labels(delivery.queue, cause).observe(seconds)
         return waited or None
 
 

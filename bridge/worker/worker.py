@@ -12,6 +12,7 @@ from bridge.amqp.publisher import Publisher
 from bridge.config import Settings
 from bridge.errors import BrokerError, CopyRefusedError
 from bridge.telemetry.logs import Log
+from bridge.topology.declarations import request_queues
 from bridge.topology.upkeep import Upkeep
 from bridge.worker.announcer import Announcer
 from bridge.worker.cluster.answering import Answerer
@@ -90,12 +91,12 @@ class Worker:
         self.operator_pause = OperatorPause(own.queue, breaker)
         is_ordered = own.ordering == "recipient"
         self._lock = (
-            ActiveLock([own.queue], show=metrics.active.labels(own.queue).set)
+            ActiveLock(request_queues(own), show=metrics.active.labels(own.queue).set)
             if is_ordered
             else None
         )
         process = partial(self._run_in_turn, Turns()) if is_ordered else self._run
-        self._held = HeldDeliveries(own.queue, process=process, metrics=metrics)
+        self._held = HeldDeliveries(own, process=process, metrics=metrics)
         self.consumer = self._make_consumer(metrics)
         self._held.let_go = self.consumer.let_go
         self._asker, self._answerer = self._make_asker(metrics)
@@ -120,10 +121,12 @@ class Worker:
 
     def _make_consumer(self, metrics: WorkerMetrics) -> Consumer | OrderedConsumer:
         queue = self._settings.queue
-        gauges = Gauges(metrics.consumer_up.labels(queue).set, metrics.poison_suspected.set)
+        up = {one: metrics.consumer_up.labels(one).set for one in request_queues(self._settings)}
+        gauges = Gauges(up, metrics.poison_suspected.set)
         if self._lock is not None:
             return OrderedConsumer(
                 self._lock,
+                urgent_queue=self._settings.urgent_queue,
                 held=self._held,
                 may_take=self._may_take,
                 changed=self._breaker.changed,
@@ -133,6 +136,7 @@ class Worker:
             )
         consumer = Consumer(
             queue,
+            urgent_queue=self._settings.urgent_queue,
             prefetch=self._prefetch_of_each,
             changed=self._breaker.changed,
             on_delivery=self._held.take,
@@ -248,7 +252,14 @@ class Worker:
         await self._sender.aclose()
 
     def _prefetch_of_each(self) -> dict[str, int]:
-        return {self._settings.queue: self._prefetch()}
+        prefetch, urgent_queue = self._prefetch(), self._settings.urgent_queue
+        each = {self._settings.queue: prefetch}
+        if urgent_queue is not None:
+            # Several slots may become free at once: while urgent messages have all of them, as many
+            # more wait here, so that no ordinary ones take their place.
+            is_sending = not self._identification.is_stopping and self._breaker.paused is None
+            each[urgent_queue] = 2 * prefetch if is_sending else prefetch
+        return each
 
     def _prefetch(self) -> int:
         if self._identification.is_stopping:
@@ -292,7 +303,9 @@ class Worker:
         )
 
     async def _run_in_turn(self, turns: Turns, delivery: Delivery) -> None:
-        place = turns.line_up(ordering_key(delivery.properties, delivery.body))
+        # Order holds within each queue.
+        key = f"{delivery.queue} {ordering_key(delivery.properties, delivery.body)}"
+        place = turns.line_up(key)
         try:
             await turns.take_turn(place, delivery, learn=self._identification.learn, work=self._run)
         finally:

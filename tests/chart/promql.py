@@ -18,7 +18,8 @@ from bridge.topology.declarations import (
     bridge_topology,
     dead_queue,
     name_of,
-    retry_queue,
+    request_queues,
+    retry_queues,
 )
 from bridge.webhook.metrics import WebhookMetrics
 from bridge.worker.metrics import WorkerMetrics
@@ -171,7 +172,8 @@ def known_series() -> tuple[tuple[str, dict[str, str]], ...]:
     WorkerMetrics(
         registry,
         queue=worker.queue,
-        retry_queues=[retry_queue(worker.queue, delay) for delay in worker.retry_delays],
+        urgent_queue=worker.urgent_queue,
+        retry_queues=list(retry_queues(worker)),
         dead=dead_queue(worker.queue),
     )
     WebhookMetrics(
@@ -185,7 +187,7 @@ def known_series() -> tuple[tuple[str, dict[str, str]], ...]:
         ("sms_bridge_build_info", {"component": role, "version": "1", "revision": "1"})
         for role in ("webhook", "all")
     ]
-    taken = (worker.queue, f"{worker.queue}.urgent")
+    taken = request_queues(worker)
     of_broker = [(name, {"vhost": "/", "queue": q}) for name in BROKER_METRICS for q in taken]
     return (*samples, *running, *of_broker, ("up", {}), *((name, {}) for name in records()))
 

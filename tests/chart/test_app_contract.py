@@ -23,6 +23,8 @@ from bridge.topology.declarations import (
     Topology,
     bridge_topology,
     dead_queue,
+    request_queues,
+    retry_queues,
     webhook_topology,
     worker_topology,
     workers_exchange,
@@ -643,8 +645,8 @@ def test_permissions_cover_the_topology_and_nothing_else(mode: str, tmp_path: Pa
     if mode == "verify":
         assert allowed("configure") == talk | {paused}
         assert allowed("write") == exchanges | talk | {"amq.default"}
-        retry = {name for name in queues if name.startswith(f"{main}.retry.")}
-        assert allowed("read") == talk | retry | {main, dead_queue(main), paused}
+        waiting = {*request_queues(settings.worker), *retry_queues(settings.worker)}
+        assert allowed("read") == talk | waiting | {dead_queue(main), paused}
     else:
         assert allowed("configure") == queues | exchanges | talk | {paused}
         assert allowed("write") == queues | exchanges | talk | {"amq.default"}

@@ -260,7 +260,7 @@ def test_keda_reads_the_workers_queue_with_credentials_of_its_own() -> None:
     (authentication,) = of_kind(manifests, "TriggerAuthentication").values()
     trigger, *_ = scaled["spec"]["triggers"]
 
-    assert trigger["metadata"]["queueName"] == "team.sms"
+    assert trigger["metadata"]["queueName"] == r"^(team\.sms|team\.sms\.urgent)$"
     assert trigger["metadata"]["protocol"] == "http"
     assert trigger["metadata"]["host"] == "http://rabbitmq:15672/"
     assert trigger["authenticationRef"]["name"] == authentication["metadata"]["name"]
@@ -268,6 +268,34 @@ def test_keda_reads_the_workers_queue_with_credentials_of_its_own() -> None:
         {"parameter": key, "name": "rabbitmq-monitoring", "key": key}
         for key in ("password", "username")
     ]
+
+
+@pytest.mark.parametrize(
+    ("urgent", "names"),
+    [("team.codes", {"team.sms", "team.codes"}), (None, {"team.sms"})],
+)
+def test_keda_counts_both_queues_of_requests(urgent: str | None, names: set[str]) -> None:
+    """Retries and dead letters are no backlog."""
+    values = merged(
+        CI["autoscaled"],
+        nested("config.worker.queue", "team.sms"),
+        nested("config.worker.urgent_queue", urgent),
+    )
+    (scaled,) = of_kind(render(values), "ScaledObject").values()
+    metadata = scaled["spec"]["triggers"][0]["metadata"]
+    candidates = ("team.sms", "team.codes", "team.sms.retry.5s", "team.sms.dead", "team-sms")
+    counted = {
+        name
+        for name in candidates
+        if (
+            re.search(metadata["queueName"], name)
+            if "useRegex" in metadata
+            else metadata["queueName"] == name
+        )
+    }
+
+    assert counted == names
+    assert metadata.get("operation") == (None if urgent is None else "sum")
 
 
 @pytest.mark.parametrize(

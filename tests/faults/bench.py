@@ -355,6 +355,7 @@ class Bench:
         self.amqp = amqp
         serial = next(_serials)
         self.queue = f"t{serial}.outbound"
+        self.urgent_queue = f"{self.queue}.urgent"
         self.dead_queue = f"{self.queue}.dead"
         self.exchange = f"t{serial}.inbound"
 
@@ -401,9 +402,12 @@ class Bench:
 
     async def declare_main(self) -> None:
         """Declare the main queue as the bridge does, so that messages can wait in it."""
-        await self.amqp.channel.declare_queue(
-            self.queue, durable=True, arguments={"x-queue-type": "quorum"}
-        )
+        await self.declare_queue(self.queue)
+
+    async def declare_queue(self, queue: str, **arguments: Any) -> None:
+        """Declare a durable quorum queue."""
+        arguments = {"x-queue-type": "quorum", **arguments}
+        await self.amqp.channel.declare_queue(queue, durable=True, arguments=arguments)
 
     async def declare_inbound(self) -> None:
         """Declare the exchange and the queue of webhooks as the bridge does."""
@@ -420,18 +424,24 @@ class Bench:
         *,
         sender: str = "Acme",
         ids: bool = True,
+        urgent: bool = False,
         **properties: Any,
     ) -> list[str]:
         """Publish so many send requests, or one to each number; return the numbers."""
         numbers = make_numbers(what) if isinstance(what, int) else [*what]
-        await asyncio.gather(*(self._publish(n, sender, ids=ids, **properties) for n in numbers))
+        queue = self.urgent_queue if urgent else self.queue
+        await asyncio.gather(
+            *(self._publish(queue, n, sender, ids=ids, **properties) for n in numbers)
+        )
         return numbers
 
-    async def _publish(self, number: str, sender: str, *, ids: bool, **properties: Any) -> None:
+    async def _publish(
+        self, queue: str, number: str, sender: str, *, ids: bool, **properties: Any
+    ) -> None:
         body = json.dumps({"to": number, "from": sender, "text": "Hi"}).encode()
         if ids:
             properties["message_id"] = f"id-{number}"
-        await self.amqp.publish(self.queue, body, **properties)
+        await self.amqp.publish(queue, body, **properties)
 
     async def until_taken(self, numbers: Sequence[str], seconds: float = SECONDS) -> None:
         """Return when the service has accepted a message for each of the numbers."""
@@ -452,7 +462,8 @@ class Bench:
         message is counted nowhere, so that this has to hold at several looks in a row, in which
         nothing is received. What a test asserts of the last message it awaits by itself.
         """
-        queues = [*(f"{self.queue}.retry.{step}" for step in ("1s", "2s")), self.queue]
+        taken = (self.queue, self.urgent_queue)
+        queues = [*taken, *(f"{queue}.retry.{step}" for queue in taken for step in ("1s", "2s"))]
         deadline, looks, received = time.monotonic() + seconds, 0, -1.0
         while looks < SETTLED_LOOKS:
             assert time.monotonic() < deadline, f"not within {seconds:g} s: nothing left to do"

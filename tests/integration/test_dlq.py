@@ -369,7 +369,7 @@ async def test_an_id_that_is_left_out_is_there(graveyard: Graveyard) -> None:
 
 async def _replay(graveyard: Graveyard, **options: Any) -> Tally:
     given: dict[str, Any] = {"selection": LetterFilter(), "apply": True, **options}
-    replay = Replay(queue=graveyard.queue, **given)
+    replay = Replay(queues=[graveyard.queue], **given)
     async with open_dead_letters(graveyard.settings) as letters:
         await letters.run(replay)
     return replay.tally

@@ -35,6 +35,7 @@ from bridge.topology.declarations import (
     active_queue,
     dead_queue,
     name_of,
+    request_queues,
     workers_exchange,
 )
 from bridge.topology.differences import Difference, is_unusable
@@ -222,7 +223,7 @@ def _needs(broker: Broker) -> Iterator[Need]:
     settings = broker.settings
     if "worker" in broker.roles:
         queue = settings.worker.queue
-        yield _to_read(queue)
+        yield from map(_to_read, request_queues(settings.worker))
         if settings.worker.ordering == "recipient":
             lock = _to_configure(Queue(active_queue(queue)))
             yield lock._replace(instead="set worker.ordering to none")
@@ -323,7 +324,8 @@ async def check_consumers(broker: Broker) -> list[Finding]:
             text, remedy = explain_pause(status.paused, status.queue, status.fault)
             findings.append(Finding("worker", "fail", text, remedy))
         findings += await _judge_pause(connection, name)
-        findings += await _judge_consumers(connection, name, "nothing is sent", fix)
+        for queue in request_queues(settings.worker):
+            findings += await _judge_consumers(connection, queue, "nothing is sent", fix)
         dead = await read_queue(connection, dead_queue(name))
         if dead is not None and dead.ready:
             text, fix = f"{dead.ready} dead letters wait", "`sms-bridge dlq list` shows them"

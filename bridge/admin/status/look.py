@@ -26,7 +26,7 @@ from bridge.config import Settings
 from bridge.deadline import Deadline
 from bridge.errors import BrokerError
 from bridge.telemetry.log_format import utc_text
-from bridge.topology.declarations import dead_queue, retry_queue
+from bridge.topology.declarations import dead_queue, request_queues, retry_queue
 from bridge.topology.queue_sizes import QueueSizes, try_to_read_queue
 
 # For each URL of the broker: somebody looks at a screen.
@@ -70,9 +70,11 @@ class Looker:
 
 def _queues_of(settings: Settings) -> Iterator[QueueReport]:
     queue = settings.worker.queue
-    yield QueueReport(name=queue, role="requests")
-    for delay in settings.worker.retry_delays:
-        yield QueueReport(name=retry_queue(queue, delay), role="retry", delay_seconds=delay)
+    for name in request_queues(settings.worker):
+        yield QueueReport(name=name, role="requests")
+    for name in request_queues(settings.worker):
+        for delay in settings.worker.retry_delays:
+            yield QueueReport(name=retry_queue(name, delay), role="retry", delay_seconds=delay)
     yield QueueReport(name=dead_queue(queue), role="dead_letters")
     if settings.webhook.queue is not None:
         yield QueueReport(name=settings.webhook.queue, role="events")

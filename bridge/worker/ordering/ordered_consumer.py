@@ -20,7 +20,7 @@ from bridge.amqp.channels import (
 )
 from bridge.amqp.client import Channel, ChannelAccessRefused, Connection, ConsumerCallback
 from bridge.amqp.properties import Properties
-from bridge.amqp.wire import Body, Wire
+from bridge.amqp.wire import Body, DeliveryHandler, Wire
 from bridge.deadline import Deadline
 from bridge.errors import BrokerError
 from bridge.telemetry.logs import Log
@@ -60,10 +60,11 @@ class OrderedConsumer:
     `let_go` for each delivery at its end.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  what it consumes, and what it calls
         self,
         lock: ActiveLock,
         *,
+        urgent_queue: str | None,
         held: HeldDeliveries,
         may_take: Callable[[], bool],
         changed: asyncio.Event,
@@ -72,6 +73,7 @@ class OrderedConsumer:
         gauges: Gauges,
     ) -> None:
         self._queues = lock.queues
+        self._urgent_queue = urgent_queue
         self.lock = lock
         self._held = held
         self._may_take = may_take
@@ -163,12 +165,13 @@ class OrderedConsumer:
         channel.closing.add_done_callback(lambda _: self._changed.set())
         channel.on_consumer_cancel_callbacks.add(lambda _: self._changed.set())
         self._session = session = OrderedSession(channel, connection.wire)
-        take = functools.partial(self._on_delivery, session)
+        take = functools.partial(self._on_delivery, session, self._queues[0])
+        by_tag: dict[bytes, DeliveryHandler] = {}
         is_left = False
         try:
-            with connection.wire.deliveries(channel, take) as callback:
+            with connection.wire.deliveries(channel, take, by_tag) as callback:
                 self._intake.begin(connection.wire)
-                await self._register(session, callback)
+                await self._register(session, callback, by_tag)
                 await self._until_left(session)
                 async with Deadline(RPC_TIMEOUT_SECONDS):
                     await session.wire.acks_read(channel)
@@ -189,13 +192,20 @@ class OrderedConsumer:
                 self._on_session_over(session.most_unacked)
             self._idle.set()
 
-    async def _register(self, session: OrderedSession, callback: ConsumerCallback) -> None:
+    async def _register(
+        self,
+        session: OrderedSession,
+        callback: ConsumerCallback,
+        by_tag: dict[bytes, DeliveryHandler],
+    ) -> None:
         async with Deadline(RPC_TIMEOUT_SECONDS):
             await session.channel.basic_qos(prefetch_count=MOST_HELD)
             for queue in self._queues:
                 session.most_unacked += MOST_HELD
-                result = await session.channel.basic_consume(queue, callback)
-                session.tags[queue] = result.consumer_tag or ""
+                tag = "urgent" if queue == self._urgent_queue else "main"
+                by_tag[tag.encode()] = functools.partial(self._on_delivery, session, queue)
+                await session.channel.basic_consume(queue, callback, consumer_tag=tag)
+                session.tags[queue] = tag
         self._mark(is_registered=True)
         self._on_registered()
 
@@ -224,11 +234,13 @@ class OrderedConsumer:
             event = "consuming" if is_registered else "not_consuming"
             log.info(event, queue=self._queues[0], prefetch=MOST_HELD if is_registered else None)
         self.is_registered = is_registered
-        self._gauges.up(is_registered)
+        for up in self._gauges.up.values():
+            up(is_registered)
 
     def _on_delivery(
         self,
         session: OrderedSession,
+        queue: str,
         tag: int,
         redelivered: bool,  # noqa: FBT001  as the wire calls it
         properties: Properties,
@@ -236,7 +248,15 @@ class OrderedConsumer:
     ) -> None:
         if session.is_leaving:
             return  # Unacked: it goes back with the others.
-        delivery = self._intake.make(session, tag, properties, body, redelivered=redelivered)
+        delivery = self._intake.make(
+            session,
+            tag,
+            properties,
+            body,
+            redelivered=redelivered,
+            queue=queue,
+            is_urgent=queue == self._urgent_queue,
+        )
         session.held += 1
         self._held.take(delivery)
 

@@ -186,6 +186,12 @@ No setting of the app is a boolean: what became one was `on` or `off` without qu
 {{- dict "value" $value | toJson }}
 {{- end }}
 
+{{/* The queues of requests, as a list: the main one, and the urgent one if there is. */}}
+{{- define "sms-bridge.requestQueues" -}}
+{{- $urgent := (include "sms-bridge.setting" (list . "worker" "urgent_queue") | fromJson).value | default "" }}
+{{- compact (list (include "sms-bridge.setting" (list . "worker" "queue") | fromJson).value $urgent) | toJson }}
+{{- end }}
+
 {{/* The app's own defaults, as far as an object other than the ConfigMap depends on them. */}}
 {{- define "sms-bridge.appDefaults" -}}
 rabbitmq:
@@ -194,6 +200,7 @@ sms_api:
   proxy: null
 worker:
   queue: sms.outbound
+  urgent_queue: {{ printf "%s.urgent" (get (.Values.config.worker | default dict) "queue" | default "sms.outbound") | quote }}
   retry_delays: [5s, 30s, 2m, 10m, 1h]
   outcome_exchange: null
   coordination: "on"

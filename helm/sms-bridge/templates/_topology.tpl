@@ -7,16 +7,19 @@ Bindings have an `object` too, to be named by; those of subscribers follow the a
 {{- $queues := list }}{{ $exchanges := list }}{{ $bindings := list }}
 {{- if .Values.worker.enabled }}
 {{- $main := (include "sms-bridge.setting" (list . "worker" "queue") | fromJson).value }}
-{{- $queues = append $queues (dict "name" $main) }}
-{{- range (include "sms-bridge.setting" (list . "worker" "retry_delays") | fromJson).value }}
+{{- $requests := include "sms-bridge.requestQueues" . | fromJsonArray }}
+{{- range $requests }}{{ $queues = append $queues (dict "name" .) }}{{ end }}
+{{- range $queue := $requests }}
+{{- range (include "sms-bridge.setting" (list $ "worker" "retry_delays") | fromJson).value }}
 {{- $seconds := include "sms-bridge.seconds" . | float64 }}
 {{- $arguments := dict
   "x-message-ttl" (round (mulf $seconds 1000) 0 | int64)
   "x-dead-letter-exchange" ""
-  "x-dead-letter-routing-key" $main
+  "x-dead-letter-routing-key" $queue
   "x-dead-letter-strategy" "at-least-once"
   "x-overflow" "reject-publish" }}
-{{- $queues = append $queues (dict "name" (printf "%s.retry.%s" $main (include "sms-bridge.duration" $seconds)) "arguments" $arguments) }}
+{{- $queues = append $queues (dict "name" (printf "%s.retry.%s" $queue (include "sms-bridge.duration" $seconds)) "arguments" $arguments) }}
+{{- end }}
 {{- end }}
 {{- $queues = append $queues (dict "name" (printf "%s.dead" $main)) }}
 {{- with (include "sms-bridge.setting" (list . "worker" "outcome_exchange") | fromJson).value }}
@@ -78,10 +81,13 @@ queue. The workers' exchange and its queues are never declared by anybody else.
 {{- $read := list }}{{ $write := list }}{{ $configure := list }}
 {{- if .Values.worker.enabled }}
 {{- $main := (include "sms-bridge.setting" (list . "worker" "queue") | fromJson).value }}
-{{- $read = append $read $main }}
+{{- $requests := include "sms-bridge.requestQueues" . | fromJsonArray }}
+{{- $read = concat $read $requests }}
 {{- $read = append $read (printf "%s.dead" $main) }}
 {{- $read = append $read (printf "%s.paused" $main) }}
-{{- range $t.queues }}{{ if hasPrefix (printf "%s.retry." $main) .name }}{{ $read = append $read .name }}{{ end }}{{ end }}
+{{- range $queue := $t.queues }}
+{{- range $requests }}{{ if hasPrefix (printf "%s.retry." .) $queue.name }}{{ $read = append $read $queue.name }}{{ end }}{{ end }}
+{{- end }}
 {{- $configure = append $configure (printf "%s.paused" $main) }}
 {{- if eq (include "sms-bridge.setting" (list . "worker" "ordering") | fromJson).value "recipient" }}
 {{- $configure = append $configure (printf "%s.active" $main) }}

@@ -24,7 +24,7 @@ def drained(
     """Drain a message with these headers."""
     given = Properties(**({"message_id": "m-1", "headers": headers} | properties))
     return drain_message(
-        TakenMessage(7, redelivered, given, BODY), "wrong text", max_bytes=max_bytes
+        TakenMessage(7, redelivered, given, BODY), "wrong text", queue="q", max_bytes=max_bytes
     )
 
 
@@ -60,7 +60,7 @@ def test_what_waited_for_a_retry_keeps_its_past() -> None:
     changed = {"sms-bridge-reason": "drained", "sms-bridge-detail": "wrong text"}
     headers.pop("sms-bridge-dead-at")
 
-    assert headers == past | changed | {"sms-bridge-copies": 3}
+    assert headers == past | changed | {"sms-bridge-copies": 3, "sms-bridge-queue": "q"}
     assert message.may_be_sent
 
 

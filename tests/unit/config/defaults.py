@@ -49,6 +49,7 @@ DEFAULTS: dict[str, Any] = {
     "sms_api.idempotency_header": "Idempotency-Key",
     "sms_api.message_id_pointers": ["/id", "/message_id", "/messages/0/id"],
     "worker.queue": "sms.outbound",
+    "worker.urgent_queue": "sms.outbound.urgent",
     "worker.concurrency": 50,
     "worker.max_concurrency": 200,
     "worker.max_attempts": 6,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from bridge.config import Settings, load_settings
+from bridge.config import Settings, WorkerSettings, load_settings
 from bridge.config.presets import PRESETS
 from bridge.config.settings import known_keys
 from tests.unit.config.conftest import CANARY, Faults, Load, env_name, nested, value_at
@@ -160,6 +160,30 @@ def test_equal_texts_have_a_window(faults: Faults) -> None:
     (fault,) = faults({"worker": {"deduplicate_by": "text"}})
 
     assert "needs deduplicate" in fault
+
+
+@pytest.mark.parametrize(
+    ("worker", "expected"),
+    [
+        ({}, "sms.outbound.urgent"),
+        ({"queue": "a"}, "a.urgent"),
+        ({"queue": "a", "urgent_queue": "b"}, "b"),
+        ({"urgent_queue": None}, None),
+    ],
+)
+def test_the_urgent_queue_follows_the_main_one(
+    worker: dict[str, object], expected: str | None
+) -> None:
+    """Unless it has a name of its own, or there is none."""
+    assert WorkerSettings.model_validate(worker).urgent_queue == expected
+
+
+@pytest.mark.parametrize("name", ["a", "a.dead", "a.retry.5s", "a.paused"])
+def test_the_urgent_queue_is_another_one(faults: Faults, name: str) -> None:
+    """One that the worker uses for something else is refused."""
+    (fault,) = faults({"worker": {"queue": "a", "urgent_queue": name}})
+
+    assert f"urgent_queue is {name}" in fault
 
 
 @pytest.mark.parametrize("key", ["worker.queue", "webhook.queue"])

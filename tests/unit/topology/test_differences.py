@@ -15,6 +15,8 @@ from bridge.topology.differences import (
 )
 from bridge.topology.queue_facts import ExchangeFacts, QueueFacts
 
+WITHOUT_URGENT = WorkerSettings(retry_delays=(5,), urgent_queue=None)
+
 
 @pytest.mark.parametrize(
     ("given", "texts"),
@@ -62,13 +64,13 @@ def test_what_others_have_declared_is_told_with_what_it_costs(
 
 def test_a_queue_of_our_own_has_to_be_as_it_is_needed() -> None:
     """Of a retry queue it is told what each argument has to be, and that it must be made anew."""
-    needed = worker_topology(WorkerSettings(retry_delays=(5,))).queues[1]
+    needed = worker_topology(WITHOUT_URGENT).queues[1]
     facts = QueueFacts(name=needed.name, arguments=needed.arguments | {"x-message-ttl": 7000})
     (found,) = compare_queue(needed, facts)
 
     assert found.text == "x-message-ttl is 7000 and has to be 5000"
     assert "re-create it" in found.why
-    assert [queue.use for queue in worker_topology(WorkerSettings(retry_delays=(5,))).queues] == [
+    assert [queue.use for queue in worker_topology(WITHOUT_URGENT).queues] == [
         "consumed",
         "own",
         "own",
@@ -113,7 +115,7 @@ def test_a_stream_is_no_queue_of_requests() -> None:
 # Who can work with it
 
 
-MAIN, RETRY, DEAD = worker_topology(WorkerSettings(retry_delays=(5,))).queues
+MAIN, RETRY, DEAD = worker_topology(WITHOUT_URGENT).queues
 EVENTS = Queue("sms.inbound", use="subscribed")
 EXCHANGE = Exchange("sms.inbound")
 BINDING = Binding("sms.inbound", "sms.inbound")

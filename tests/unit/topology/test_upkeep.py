@@ -18,7 +18,7 @@ from tests.clock import LeapingLoop
 from tests.ears import Ears
 
 CONNECTION = cast("Connection", None)
-NEEDED = worker_topology(WorkerSettings(retry_delays=(5,)))
+NEEDED = worker_topology(WorkerSettings(retry_delays=(5,), urgent_queue=None))
 MAIN, RETRY, DEAD = NEEDED.queues
 RETRY_DIFFERS = Difference(RETRY, "different", "it is another one", "make it anew")
 DEAD_DIFFERS = Difference(DEAD, "different", "it is another one", "make it anew")

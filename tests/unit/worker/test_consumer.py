@@ -5,7 +5,7 @@ that do as they are told.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
@@ -62,10 +62,12 @@ class Channel:
         """Set the prefetch."""
         await self._answer("qos", prefetch_count)
 
-    async def basic_consume(self, queue: str, _callback: object) -> SimpleNamespace:
+    async def basic_consume(
+        self, queue: str, _callback: object, *, consumer_tag: str | None = None
+    ) -> SimpleNamespace:
         """Begin to consume."""
         await self._answer("consume", queue)
-        tag = f"tag-{len(self.asked)}"
+        tag = consumer_tag or f"tag-{len(self.asked)}"
         self.consumers[tag] = None
         return SimpleNamespace(consumer_tag=tag)
 
@@ -86,6 +88,7 @@ class Wire:
 
     def __init__(self) -> None:
         self.take: DeliveryHandler | None = None
+        self.by_tag: Mapping[bytes, DeliveryHandler] = {}
         self.acked: list[int] = []
         self.is_reading = True
         self.kept_alive = 0
@@ -93,15 +96,17 @@ class Wire:
         self.acks_read_fault: Exception | None = None
 
     @contextmanager
-    def deliveries(self, _channel: object, take: DeliveryHandler) -> Iterator[object]:
-        """Hand deliveries to `take`."""
+    def deliveries(
+        self, _channel: object, take: DeliveryHandler, by_tag: Mapping[bytes, DeliveryHandler]
+    ) -> Iterator[object]:
+        """Hand deliveries to `take`, or to the handler of their consumer."""
         self.take = take
+        self.by_tag = by_tag
         yield None
         self.take = None
 
-    def ack(self, _channel: object, tag: int, *, multiple: bool = False) -> None:
-        """Note an ack, which is of one delivery."""
-        assert not multiple
+    def ack(self, _channel: object, tag: int) -> None:
+        """Note an ack."""
         self.acked.append(tag)
 
     async def acks_read(self, _channel: object) -> None:
@@ -135,13 +140,14 @@ class World(LeapingWorld):
         self.wire = Wire()
         self.consumer = Consumer(
             "q",
+            urgent_queue="q.urgent",
             prefetch=lambda: self.prefetches or {"q": self.prefetch},
             changed=self.changed,
             on_delivery=self.taken.append,
             on_registered=self._note_registration,
             on_session_over=self.lost.append,
             gauges=Gauges(
-                self.metrics.consumer_up.labels("q").set, self.metrics.poison_suspected.set
+                {"q": self.metrics.consumer_up.labels("q").set}, self.metrics.poison_suspected.set
             ),
         )
 
@@ -285,7 +291,7 @@ def test_a_new_consumer_on_demand(world: World) -> None:
 
     async def play() -> None:
         async with world.serving():
-            world.consumer.on_cancelled = lambda: asked_then.append([*world.channel.asked])
+            world.consumer.on_cancelled = lambda _: asked_then.append([*world.channel.asked])
             world.consumer.renew()
             await turns()
             anew = [*consuming(10), ("cancel", None), *consuming(10)]
@@ -608,27 +614,27 @@ def test_a_broker_that_takes_no_acks_is_given_up(world: World, fault: Exception 
     assert world.run(play()) == pytest.approx(0 if fault else RPC_TIMEOUT_SECONDS)
 
 
-# Several queues
+# The urgent queue
 
 
 def test_several_queues_have_each_a_prefetch(world: World) -> None:
     """A change of one interrupts no other, and all are one session."""
 
     async def play() -> None:
-        world.prefetches = {"q.urgent": 20, "q.normal": 10}
+        world.prefetches = {"q.urgent": 20, "q": 10}
         async with world.serving():
-            first = [("qos", 20), ("consume", "q.urgent"), ("qos", 10), ("consume", "q.normal")]
+            first = [("qos", 20), ("consume", "q.urgent"), ("qos", 10), ("consume", "q")]
             assert world.channel.asked == first
-            assert (world.consumer.is_registered, world.consumer.prefetch) == (True, 30)
+            assert (world.consumer.is_registered, world.consumer.prefetch) == (True, 10)
             assert world.deliver().session.most_unacked == 30
 
-            world.prefetches = {"q.urgent": 20, "q.normal": 5}
+            world.prefetches = {"q.urgent": 20, "q": 5}
             world.changed.set()
             await turns()
-            change = [("cancel", None), ("qos", 5), ("consume", "q.normal")]
+            change = [("cancel", None), ("qos", 5), ("consume", "q")]
             assert world.channel.asked == [*first, *change]
 
-            world.prefetches = {"q.urgent": 20, "q.normal": 0}
+            world.prefetches = {"q.urgent": 20, "q": 0}
             world.changed.set()
             await turns()
             assert world.channel.asked == [*first, *change, ("cancel", None)]
@@ -637,17 +643,53 @@ def test_several_queues_have_each_a_prefetch(world: World) -> None:
     world.run(play())
 
 
+def test_a_delivery_knows_its_queue(world: World) -> None:
+    """By the tag of its consumer, also of a former one, whose deliveries may be on their way."""
+
+    async def play() -> list[tuple[str, bool]]:
+        world.prefetches = {"q": 10, "q.urgent": 20}
+        async with world.serving():
+            world.deliver()
+            first = dict(world.wire.by_tag)
+            world.consumer.renew()
+            await turns()
+            tags = [*first, *(world.wire.by_tag.keys() - first.keys())]
+            for tag in tags:
+                world.wire.by_tag[tag](2, False, Properties(), b"")
+        return [(one.queue, one.is_urgent) for one in world.taken]
+
+    assert world.run(play()) == [("q", False), ("q.urgent", True), ("q.urgent", True)]
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_large_bodies_of_both_queues_have_one_bound(world: World, *, both: bool) -> None:
+    """Each of two queues has half of what fits."""
+
+    async def play() -> None:
+        queues = ["q", "q.urgent"] if both else ["q"]
+        world.prefetches = dict.fromkeys(queues, 200)
+        async with world.serving():
+            world.deliver(MIB)
+            await turns()
+            asked = world.channel.asked[-2 * len(queues) :]
+            assert asked == [
+                one for queue in queues for one in (("qos", 16 // len(queues)), ("consume", queue))
+            ]
+
+    world.run(play())
+
+
 def test_a_queue_that_is_deleted_ends_the_session(world: World) -> None:
     """Whichever it is, so that all are consumed anew."""
 
     async def play() -> None:
-        world.prefetches = {"q.urgent": 20, "q.normal": 10}
+        world.prefetches = {"q": 10, "q.urgent": 20}
         async with world.serving() as serving:
             world.channel.consumers.popitem()
             for tell in world.channel.on_consumer_cancel_callbacks:
                 tell(None)
             await turns()
-            with pytest.raises(BrokerError, match=r"cancelled the consumer of q\.normal"):
+            with pytest.raises(BrokerError, match=r"cancelled the consumer of q\.urgent"):
                 serving.result()
 
     world.run(play())

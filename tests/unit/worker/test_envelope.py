@@ -82,6 +82,7 @@ def replaced(
         Dead(cast("DeadReason", reason), detail, status, code=code, meaning=meaning)
         if dead
         else Retried(cast("RetryReason", reason), 5, detail, status, code=code, meaning=meaning),
+        queue="q",
         max_bytes=max_bytes,
     )
 
@@ -488,7 +489,7 @@ def test_dead_letter_can_go_back_to_an_older_version() -> None:
     """An older version refuses headers of our prefix that it does not know."""
     known = (
         *("reason", "detail", "attempts", "uncertain-attempts", "first-delivered-at", "copies"),
-        *("expires-at", "turn-at", "status", "code", "dead-at"),
+        *("expires-at", "turn-at", "status", "code", "dead-at", "queue"),
     )
     properties = message(message_id="m", headers={EXPIRES_AT: NOW})
     envelope = read(properties)._replace(turn_at=NOW, has_been_copied=True)
@@ -497,6 +498,7 @@ def test_dead_letter_can_go_back_to_an_older_version() -> None:
         properties,
         envelope,
         outcome,
+        queue="q",
         max_bytes=USUAL_PROPERTIES_BYTES,
         span=(("traceparent", TRACEPARENT),),
     )

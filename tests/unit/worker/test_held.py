@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from bridge.config import WorkerSettings
 from bridge.worker.delivery import Delivery
 from bridge.worker.held import HeldDeliveries
 from tests.clock import LeapingWorld
@@ -18,7 +19,9 @@ class World(LeapingWorld):
 
     def __init__(self) -> None:
         super().__init__()
-        self.held = HeldDeliveries("q", process=self._process, metrics=self.metrics)
+        self.held = HeldDeliveries(
+            WorkerSettings(queue="q"), process=self._process, metrics=self.metrics
+        )
         self._ends: dict[Delivery, asyncio.Event] = {}
 
     async def _process(self, delivery: Delivery) -> None:
@@ -56,14 +59,15 @@ def test_cancelled_consumers_count_as_long_as_something_of_theirs_is_held(world:
 
     async def story() -> None:
         held, session = world.held, make_session()
-        held.note_cancel()
+        held.note_cancel("q")
         assert held.cancelled_consumers == 0
         first, second = world.take(session), world.take(session)
         assert held.cancelled_consumers == 0
-        held.note_cancel()
-        held.note_cancel()
+        held.note_cancel("q")
+        held.note_cancel("q")
         third = world.take(session)
-        held.note_cancel()
+        held.note_cancel("q.urgent")
+        held.note_cancel("q")
         assert held.cancelled_consumers == 2
         await world.let_go(first)
         assert held.cancelled_consumers == 2
@@ -81,7 +85,7 @@ def test_no_consumer_outlives_its_session(world: World) -> None:
     async def story() -> None:
         session = make_session()
         delivery = world.take(session)
-        world.held.note_cancel()
+        world.held.note_cancel("q")
         session.channel.is_closed = True
         assert world.held.cancelled_consumers == 0
         await world.let_go(delivery)

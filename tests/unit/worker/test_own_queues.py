@@ -15,7 +15,7 @@ RETRY = [f"q.retry.{name}" for name in ("5s", "30s", "2m", "10m", "1h")]
 
 def make_queues() -> tuple[OwnQueues, Any]:
     """Make a worker's queues, and what reads its metrics."""
-    settings = WorkerSettings.model_validate({"queue": "q"})
+    settings = WorkerSettings.model_validate({"queue": "q", "urgent_queue": None})
     registry = new_registry()
     metrics = WorkerMetrics(registry, queue="q", retry_queues=RETRY, dead="q.dead")
     return OwnQueues(settings, metrics), registry.get_sample_value

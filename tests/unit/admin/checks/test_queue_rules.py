@@ -122,7 +122,7 @@ def test_queues_that_do_not_last_are_found(given: dict[str, Any]) -> None:
 
 
 def _retry_queue() -> Queue:
-    return worker_topology(WorkerSettings(retry_delays=(5,))).queues[1]
+    return worker_topology(WorkerSettings(retry_delays=(5,), urgent_queue=None)).queues[1]
 
 
 @pytest.mark.parametrize(
