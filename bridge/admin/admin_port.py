@@ -165,7 +165,7 @@ class WebhookFacts(BaseModel):
     refused: Annotated[tuple[RefusedEndpoint, ...], Field(max_length=51)] = ()
 
 
-class Health(BaseModel):
+class HealthReport(BaseModel):
     """The answer of /readyz; `worker` and `webhook` are None if that role does not run there."""
 
     status: Literal["ok", "failing"]
@@ -182,10 +182,10 @@ def open_client() -> Client:
     return Client(trust_env=False, timeout=ANSWER_SECONDS)
 
 
-async def read_health(client: Client, port: AdminPort) -> Health:
+async def read_health(client: Client, port: AdminPort) -> HealthReport:
     """Read /readyz; raise BridgeError if nothing answers, or another program."""
     try:
-        return Health.model_validate_json(await _read(client, port, "/readyz"))
+        return HealthReport.model_validate_json(await _read(client, port, "/readyz"))
     except ValidationError:
         raise BridgeError(STRANGER) from None
 

@@ -16,7 +16,7 @@ from bridge.admin.checks.broker import (
     check_topology,
     connect,
 )
-from bridge.admin.checks.findings import WAIT_SECONDS, Broker, Finding, SetUp
+from bridge.admin.checks.findings import WAIT_SECONDS, CheckedBroker, Finding, SetUp
 from bridge.admin.checks.local import (
     check_answers,
     check_open_files,
@@ -43,7 +43,7 @@ from bridge.errors import BrokerError, ConfigError
 # Without --online: these ask no server.
 OFFLINE: Final = (judge_base_url, judge_repeats)
 # On the first URL of the broker that connects:
-ON_THE_BROKER: Final[Mapping[str, Callable[[Broker], Awaitable[list[Finding]]]]] = {
+ON_THE_BROKER: Final[Mapping[str, Callable[[CheckedBroker], Awaitable[list[Finding]]]]] = {
     "topology": check_topology,
     "permissions": check_permissions,
     "consumers": check_consumers,
@@ -95,7 +95,7 @@ async def _check_broker(set_up: SetUp) -> list[Finding]:
         connected = await connect(set_up, stack)
         if connected.url is None or connected.connection is None:
             return connected.findings
-        broker = Broker(
+        broker = CheckedBroker(
             settings=set_up.settings,
             roles=set_up.roles,
             url=connected.url,
@@ -109,7 +109,7 @@ async def _check_broker(set_up: SetUp) -> list[Finding]:
         return connected.findings + await _run(checks, WAIT_SECONDS * 2)
 
 
-async def _check_through_management(broker: Broker) -> list[Finding]:
+async def _check_through_management(broker: CheckedBroker) -> list[Finding]:
     url = broker.management.url
     subject = f"management {url.host}:{url.port}"
     findings = [Finding(subject, "ok", "answers")]

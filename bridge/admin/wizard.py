@@ -47,7 +47,7 @@ _PLACEHOLDER: Final = re.compile(r"\{([^}]+)\}")
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class WizardQuestion:
     """One question; `default` None means that there has to be an answer.
 
     `step` is its number among the five, `is_file` marks the path of a file that holds a secret.
@@ -64,53 +64,59 @@ class Question:
 STEPS: Final = ("Where it runs", "The broker", "The SMS service", "Its API key", "Its webhooks")
 
 
-def questions(answers: Answers) -> Iterator[Question]:
+def questions(answers: Answers) -> Iterator[WizardQuestion]:
     """Yield the questions that apply; the caller adds each answer before it asks for the next."""
     told = f"{HOST}: a computer or container; writes config.yaml.\n"
     told += f"{KUBERNETES}: the Helm chart; writes values.yaml."
-    yield Question("where", 1, "host or kubernetes", told, HOST)
+    yield WizardQuestion("where", 1, "host or kubernetes", told, HOST)
     on_host = answers["where"] == HOST
     if not on_host:
         told = "The image that you pushed, such as registry.example.com/sms-bridge:0.1.0."
-        yield Question("image", 1, "Image", told)
+        yield WizardQuestion("image", 1, "Image", told)
     told = "RabbitMQ's address without user and password, amqps:// for TLS. The virtual host\n"
     told += 'follows the last slash, as in amqp://rabbitmq.example.com:5672/sms; "/" without.'
-    yield Question("broker", 2, "Address", told, "amqp://localhost:5672/" if on_host else None)
+    yield WizardQuestion(
+        "broker", 2, "Address", told, "amqp://localhost:5672/" if on_host else None
+    )
     if on_host:
         told = "RabbitMQ's user; empty means guest, who may log in only from the broker's own host."
-        yield Question("broker-user", 2, "User", told, "")
+        yield WizardQuestion("broker-user", 2, "User", told, "")
         if answers.get("broker-user"):
             file = str(Path.cwd() / "rabbitmq-password")
             told = "A file that holds the user's password alone."
-            yield Question(
+            yield WizardQuestion(
                 "broker-password-file", 2, "File with the password", told, file, is_file=True
             )
     else:
         told = "The Secret that has RabbitMQ's user under the keys username and password."
-        yield Question("broker-secret-name", 2, "Secret", told, "sms-rabbitmq")
+        yield WizardQuestion("broker-secret-name", 2, "Secret", told, "sms-rabbitmq")
     told = "generic posts to {base URL}/v1/messages; docs/providers has a page for each service.\n"
     told += f"One of {', '.join(PRESETS[:6])},\n{', '.join(PRESETS[6:])}."
-    yield Question("preset", 3, "Service", told, "generic")
+    yield WizardQuestion("preset", 3, "Service", told, "generic")
     yield from _questions_of_service(answers, _preset(answers), on_host=on_host)
 
 
-def _questions_of_service(answers: Answers, preset: Preset, *, on_host: bool) -> Iterator[Question]:
+def _questions_of_service(
+    answers: Answers, preset: Preset, *, on_host: bool
+) -> Iterator[WizardQuestion]:
     needs = {key: f"Of {preset}: {words}." for key, words in needed_settings(preset).items()}
     if preset_settings(preset)["base_url"] is None:
         told = needs.get("base_url", "Your SMS service's address, such as https://api.example.com.")
-        yield Question("base-url", 3, "Base URL", told)
+        yield WizardQuestion("base-url", 3, "Base URL", told)
     if "account" in needs:
-        yield Question("account", 3, "Account", needs["account"])
+        yield WizardQuestion("account", 3, "Account", needs["account"])
     if "auth.username" in needs:
-        yield Question("username", 3, "User name", needs["auth.username"])
+        yield WizardQuestion("username", 3, "User name", needs["auth.username"])
     told = needs.get("key", "The API key of your SMS service.")
     told += "\nIt is written to no configuration, which only names the {} that holds it."
     if on_host:
         file = str(Path.cwd() / "sms-api-key")
         told = told.format("file")
-        yield Question("key-file", 4, "File with the key", told, file, is_file=True)
+        yield WizardQuestion("key-file", 4, "File with the key", told, file, is_file=True)
     else:
-        yield Question("key-secret-name", 4, "Secret/key", told.format("Secret"), "sms-api/key")
+        yield WizardQuestion(
+            "key-secret-name", 4, "Secret/key", told.format("Secret"), "sms-api/key"
+        )
     told = f"Of {preset}: {webhook_secret(preset)}.\n"
     if not _is_signed(preset):
         told += f"{preset} signs nothing: without a proxy that does, answer {NO_WEBHOOKS}; see\n"
@@ -118,14 +124,16 @@ def _questions_of_service(answers: Answers, preset: Preset, *, on_host: bool) ->
     told += f"{NO_WEBHOOKS}: receive no webhooks, only send."
     if on_host:
         file = _default_webhook_file(answers, preset)
-        yield Question("webhook-secret-file", 5, "File with the secret", told, file, is_file=True)
+        yield WizardQuestion(
+            "webhook-secret-file", 5, "File with the secret", told, file, is_file=True
+        )
     else:
         default = "sms-webhook/secret" if _is_signed(preset) else NO_WEBHOOKS
-        yield Question("webhook-secret-name", 5, "Secret/key", told, default)
+        yield WizardQuestion("webhook-secret-name", 5, "Secret/key", told, default)
     if _has_webhooks(answers) and _signs_address(preset):
         told = f"The address that {preset} calls, exactly as it is set there, because it is signed"
         told += f"\ntoo; such as https://sms.example.com{_path(preset)}."
-        yield Question("public-url", 5, "Address", told)
+        yield WizardQuestion("public-url", 5, "Address", told)
 
 
 def _default_webhook_file(answers: Answers, preset: Preset) -> str:

@@ -14,7 +14,7 @@ from bridge.errors import EXIT_FAILED, ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from bridge.admin.wizard import Answers, Question
+    from bridge.admin.wizard import Answers, WizardQuestion
 
 app = typer.Typer()
 
@@ -171,7 +171,7 @@ class Interview:
         if faults:
             raise ConfigError(*faults)
 
-    def _take(self, question: "Question") -> tuple[str, ...]:
+    def _take(self, question: "WizardQuestion") -> tuple[str, ...]:
         """Take what an option says, or the default; return what is wrong with it."""
         value = self.given.get(question.name, question.default)
         if value is None:
@@ -183,7 +183,7 @@ class Interview:
             return error.faults
         return ()
 
-    def _ask(self, question: "Question") -> None:
+    def _ask(self, question: "WizardQuestion") -> None:
         # Gives the prompt its line editing.
         import readline  # noqa: F401
 
@@ -201,7 +201,7 @@ class Interview:
                 for fault in error.faults:
                     typer.echo(f"  ! {fault}")
 
-    def _accept(self, question: "Question", value: str) -> None:
+    def _accept(self, question: "WizardQuestion", value: str) -> None:
         """Check an answer and keep it; ask for a secret whose file does not exist yet."""
         from bridge.admin.wizard import NO_WEBHOOKS, check_answer
 

@@ -17,14 +17,14 @@ WIDTH: Final = 80
 _UNKNOWN: Final = "-"
 
 
-class Line(NamedTuple):
+class StatusLine(NamedTuple):
     """A line, and whether it is the head of a table, a fault, or neither."""
 
     text: str
     kind: Literal["head", "wrong", "plain"] = "plain"
 
 
-def format_status(status: "Status", width: int = WIDTH) -> list[Line]:
+def format_status(status: "Status", width: int = WIDTH) -> list[StatusLine]:
     """Write a status as lines, without line breaks or anything else that a terminal obeys.
 
     Sentences are broken at `width`; tables are as wide as their contents.
@@ -37,18 +37,18 @@ def format_status(status: "Status", width: int = WIDTH) -> list[Line]:
         list(_workers(status)),
         list(_receivers(status)),
     )
-    lines: list[Line] = []
+    lines: list[StatusLine] = []
     for part in filter(None, parts):
-        lines += [Line(""), *part] if lines else part
+        lines += [StatusLine(""), *part] if lines else part
     return [line._replace(text=printable(line.text)) for line in lines]
 
 
-def _summary(status: "Status") -> Line:
+def _summary(status: "Status") -> StatusLine:
     rates = status.rates
     if rates is None:
         done = "rates unknown: no worker answers" if not status.workers else "rates not known yet"
-        return Line(f"{status.at}  {done}")
-    return Line(
+        return StatusLine(f"{status.at}  {done}")
+    return StatusLine(
         f"{status.at}  {_how_many(len(status.workers))}: "
         f"{rates.sent_per_second:.1f} sent/s, {rates.retried_per_second:.1f} retried/s, "
         f"{rates.dead_per_second:.1f} dead/s"
@@ -59,9 +59,11 @@ def _how_many(workers: int) -> str:
     return "1 worker" if workers == 1 else f"{workers} workers"
 
 
-def _wrapped(text: str, width: int, kind: Literal["wrong", "plain"] = "plain") -> Iterator[Line]:
+def _wrapped(
+    text: str, width: int, kind: Literal["wrong", "plain"] = "plain"
+) -> Iterator[StatusLine]:
     for line in textwrap.wrap(text, width, subsequent_indent="  "):
-        yield Line(line, kind)
+        yield StatusLine(line, kind)
 
 
 # Faults
@@ -151,7 +153,7 @@ def _age(moment: str) -> str:
 # Queues
 
 
-def _queues(status: "Status", width: int) -> Iterator[Line]:
+def _queues(status: "Status", width: int) -> Iterator[StatusLine]:
     source = ""
     if status.queues_from == "workers" and status.queues_at is not None:
         source = f"as a worker saw it {_age(status.queues_at)} ago"
@@ -196,7 +198,7 @@ def _count(count: int | None) -> str:
 # Processes
 
 
-def _workers(status: "Status") -> Iterator[Line]:
+def _workers(status: "Status") -> Iterator[StatusLine]:
     rows = [
         (
             process.address,
@@ -210,7 +212,7 @@ def _workers(status: "Status") -> Iterator[Line]:
     yield from _table(("WORKER", "HELD", "SENT/S", "RETRY/S", "DEAD/S", "LAST", "STATE"), rows)
 
 
-def _receivers(status: "Status") -> Iterator[Line]:
+def _receivers(status: "Status") -> Iterator[StatusLine]:
     rows = [
         (
             process.address,
@@ -260,7 +262,7 @@ def _state(process: "ProcessReport", worker: "WorkerReport | None") -> str:
     return "ready"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[Line]:
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[StatusLine]:
     """Write a table, with all columns but the first and the last aligned to the right."""
     if not rows:
         return
@@ -271,5 +273,5 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[Line]
         for row in cells
     ]
     first, *others = format_table(aligned[0], aligned[1:])
-    yield Line(first, "head")
-    yield from map(Line, others)
+    yield StatusLine(first, "head")
+    yield from map(StatusLine, others)

@@ -11,7 +11,7 @@ from yarl import URL
 
 from bridge.admin.checks.findings import (
     WAIT_SECONDS,
-    Broker,
+    CheckedBroker,
     Finding,
     SetUp,
     judge_certificate,
@@ -115,7 +115,7 @@ _DECLARED_AT_START: Final = "a role declares what it needs when it starts"
 _DECLARE: Final = "start the roles, or run `sms-bridge topology declare`"
 
 
-async def check_topology(broker: Broker) -> list[Finding]:
+async def check_topology(broker: CheckedBroker) -> list[Finding]:
     """Compare the queues and exchanges with what the roles need."""
     count = len(broker.topology.declarable)
     mode = broker.settings.rabbitmq.topology
@@ -166,7 +166,7 @@ class Need(NamedTuple):
     instead: str | None = None
 
 
-async def check_permissions(broker: Broker) -> list[Finding]:
+async def check_permissions(broker: CheckedBroker) -> list[Finding]:
     """Try what the roles do, on a connection of its own: an alarm blocks one that publishes."""
     needs = list(_needs(broker))
     connection = await open_connection(
@@ -219,7 +219,7 @@ async def _is_permitted(connection: Connection, need: Need) -> bool:
     return True
 
 
-def _needs(broker: Broker) -> Iterator[Need]:
+def _needs(broker: CheckedBroker) -> Iterator[Need]:
     settings = broker.settings
     if "worker" in broker.roles:
         queue = settings.worker.queue
@@ -308,7 +308,7 @@ async def _declare(channel: Channel, entity: Queue | Exchange) -> None:
 # Consumers
 
 
-async def check_consumers(broker: Broker) -> list[Finding]:
+async def check_consumers(broker: CheckedBroker) -> list[Finding]:
     """Look at the worker on this computer, at pauses, and at the consumers of the main queues."""
     settings, connection = broker.settings, broker.connection
     findings = []

@@ -53,7 +53,7 @@ class SetUp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Broker(SetUp):
+class CheckedBroker(SetUp):
     """A set-up with an open connection to its broker, and a client of its management API."""
 
     url: SecretStr

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from bridge.admin.checks.findings import Broker, CheckResult, Finding, judge_clock
+from bridge.admin.checks.findings import CheckedBroker, CheckResult, Finding, judge_clock
 from bridge.admin.management import Members
 from bridge.topology import queue_facts
 from bridge.topology.declarations import Queue
@@ -31,7 +31,7 @@ _RISKS: Final[Mapping[int, str]] = {
 }
 
 
-async def check_alarms(broker: Broker) -> list[Finding]:
+async def check_alarms(broker: CheckedBroker) -> list[Finding]:
     """Find each node that accepts no messages because memory or disk runs out."""
     return [
         Finding(
@@ -46,7 +46,7 @@ async def check_alarms(broker: Broker) -> list[Finding]:
     ]
 
 
-async def check_brokers_clock(broker: Broker) -> list[Finding]:
+async def check_brokers_clock(broker: CheckedBroker) -> list[Finding]:
     """Compare the clocks, by the Date of the management API's last answer."""
     return judge_clock("broker", broker.management.clock_skew_seconds)
 
@@ -54,7 +54,7 @@ async def check_brokers_clock(broker: Broker) -> list[Finding]:
 # Queues
 
 
-async def check_queues(broker: Broker) -> list[Finding]:
+async def check_queues(broker: CheckedBroker) -> list[Finding]:
     """Judge the arguments and policies of every queue that the roles need and that exists."""
     queues = broker.topology.queues
     found = await asyncio.gather(*(broker.management.queue(queue.name) for queue in queues))
@@ -246,7 +246,7 @@ def exactly(name: str) -> str:
 # nodes that join later get none by themselves.
 
 
-async def check_replicas(broker: Broker) -> list[Finding]:
+async def check_replicas(broker: CheckedBroker) -> list[Finding]:
     """On a cluster, compare the members of every queue with the nodes."""
     management = broker.management
     nodes = [str(node["name"]) for node in await management.read("nodes") or ()]
@@ -298,7 +298,7 @@ def judge_online(queues: Mapping[str, Members]) -> Iterator[Finding]:
 # Exchanges
 
 
-async def check_exchanges(broker: Broker) -> list[Finding]:
+async def check_exchanges(broker: CheckedBroker) -> list[Finding]:
     """Look at the bindings of the webhook's exchange, and at every alternate exchange."""
     management, name = broker.management, broker.settings.webhook.exchange
     findings: list[Finding] = []

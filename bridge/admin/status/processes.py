@@ -10,7 +10,7 @@ from bridge.admin.admin_port import (
     STRANGER,
     AdminPort,
     Client,
-    Health,
+    HealthReport,
     WorkerFacts,
     addresses_of,
     open_client,
@@ -65,7 +65,7 @@ class Reading(NamedTuple):
     """The answers of a role, and when they came, by the monotonic clock."""
 
     at: float
-    health: Health
+    health: HealthReport
     scrape: Scrape
 
     @property

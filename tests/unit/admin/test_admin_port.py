@@ -12,7 +12,7 @@ import pytest
 from bridge.admin import admin_port
 from bridge.admin.admin_port import (
     AdminPort,
-    Health,
+    HealthReport,
     PauseFacts,
     addresses_of,
     local_port,
@@ -124,7 +124,7 @@ def page(**worker: object) -> bytes:
     return json.dumps({"status": "ok", "checks": {}, "worker": facts}).encode()
 
 
-async def ask(answer: bytes) -> Health:
+async def ask(answer: bytes) -> HealthReport:
     """Read what is said of a role."""
     async with answering(answer) as port, open_client() as client:
         return await read_health(client, port)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from bridge.admin.admin_port import Health, PauseFacts, WorkerFacts
+from bridge.admin.admin_port import HealthReport, PauseFacts, WorkerFacts
 from bridge.admin.pausing import Paused
 from bridge.admin.status.look import BrokerReading, put_together
 from bridge.admin.status.processes import Reading
@@ -65,7 +65,7 @@ def saw(at: float, ready: int, note: Note | None = None) -> Reading:
         'sms_bridge_worker_queue_consumers{queue="q"} 3\n'
     )
     facts = WorkerFacts(queue="q").model_copy(update={"paused_by_operator": note})
-    return Reading(0.0, Health(status="ok", checks={}, worker=facts), Scrape(page))
+    return Reading(0.0, HealthReport(status="ok", checks={}, worker=facts), Scrape(page))
 
 
 def sizes(status: Status) -> list[tuple[bool | None, int | None, int | None]]:

@@ -2,7 +2,7 @@
 
 import time
 
-from bridge.admin.admin_port import AdminPort, Health, WorkerFacts
+from bridge.admin.admin_port import AdminPort, HealthReport, WorkerFacts
 from bridge.admin.status.processes import Reading, describe
 from bridge.admin.status.report import ProcessReport, RatesReport, WorkerReport
 from bridge.telemetry.scrape import Scrape
@@ -30,7 +30,7 @@ def reading(
         'sms_bridge_build_info{version="0.1.0"} 1',
         "sms_bridge_amqp_connection_up 1",
     ]
-    health = Health(
+    health = HealthReport(
         status="ok",
         checks={"not_draining": "failing" if draining else "ok", "consumer": "ok"},
         worker=WorkerFacts(queue=queue),
@@ -106,7 +106,7 @@ def test_a_receiver() -> None:
         outcomes = ("published", "unparsed", "duplicate", "invalid_signature", "overloaded")
         return Scrape("".join(EVENTS.format(outcome, count) for outcome in outcomes))
 
-    health = Health(status="ok", checks={"listener": "ok"})
+    health = HealthReport(status="ok", checks={"listener": "ok"})
     before, now = Reading(10.0, health, page(0)), Reading(12.0, health, page(4))
     found = described(now, before)
 
