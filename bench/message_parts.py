@@ -34,6 +34,7 @@ from bridge.telemetry.log_setup import configure_logging
 from bridge.telemetry.metrics import new_registry
 from bridge.topology.upkeep import Upkeep
 from bridge.worker.cluster.exchange import Peers
+from bridge.worker.deduplicator import New
 from bridge.worker.delivery import Delivery
 from bridge.worker.envelope import read_envelope
 from bridge.worker.fates import Answer
@@ -283,13 +284,13 @@ class Bench:
         return Sent(202, answers[0].provider_id)
 
     async def _settle(self, deliveries: list[Delivery], sent: Sent) -> None:
-        claims, settler = self.worker._identification, self.worker._settler
+        identification, settler = self.worker._identification, self.worker._settler
         self.end(None)
         for delivery in deliveries:
-            identity = claims.identity_of(delivery)
-            claim = await claims.claim(delivery, identity)
+            identity = identification.identity_of(delivery)
+            verdict = await identification.identify(delivery, identity)
             acceptance = accepted(delivery.envelope, sent, 0.0)
-            claims.settle(cast("Any", claim), identity, acceptance, acked=True)
+            identification.settle(cast("New", verdict).in_flight, acceptance, acked=True)
         self.end("it is identified and settled")
         for delivery in deliveries:
             settler.ack(delivery, sent)

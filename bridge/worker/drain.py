@@ -104,7 +104,7 @@ async def hand_over(consumer: Taking, deduplicator: Deduplicator, peers: Peers) 
     Without it they would not know with what key it was begun, nor what was decided about it.
     """
     for _ in range(round(HAND_OVER_SECONDS / HAND_OVER_POLL_SECONDS)):
-        if not (deduplicator.keeps_any and peers.is_up and peers.count):
+        if not (deduplicator.has_released and peers.is_up and peers.count):
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(HAND_OVER_SECONDS):

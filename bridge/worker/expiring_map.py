@@ -1,9 +1,9 @@
-"""What is remembered for a while: values by key, bounded in number and in time.
+"""A map that keeps several values per key, each for a limited time, and at most a fixed number.
 
-A search for garbage visits every object that may be part of a cycle, tuples too, and the event loop
-stands still for it: a tenth of a second where several 100,000 values are remembered, each in an
-object of its own. Here none is made for a value. What is many has keys and values that are bytes,
-texts or numbers, which no search visits.
+The garbage collector traverses every object that may be part of a cycle, tuples too, and blocks the
+event loop meanwhile: for a tenth of a second if several 100,000 values are kept, each in an object
+of its own. This map makes no object for a value. Large maps have keys and values that are bytes,
+texts or numbers, which the garbage collector does not traverse.
 """
 
 from collections import deque
@@ -14,15 +14,15 @@ MAX_ENTRIES: Final = 100_000
 
 _Key = TypeVar("_Key", bound=Hashable)
 _Value = TypeVar("_Value")
-# In the place of a value that was taken.
+# Replaces a value that was taken.
 _TAKEN: Final = object()
 
 
 class ExpiringMap(Generic[_Key, _Value]):
-    """Values by key, several for one key; each is forgotten after `seconds`, the oldest for room.
+    """Keeps each value for `seconds`; of more than `most` values, or `MAX_ENTRIES`, the newest.
 
-    There is room for `most`, or `MAX_ENTRIES`. Times are of `clock`. However many values a key has,
-    no operation walks along them.
+    A key may have several values. Times are those of `clock`. No operation on a key walks along its
+    values, however many it has.
     """
 
     def __init__(
@@ -31,23 +31,23 @@ class ExpiringMap(Generic[_Key, _Value]):
         self._seconds = seconds
         self._clock = clock
         self._most = most
-        # Each value has a place in the three, the oldest first, until its time is over. Places are
+        # Each value has a place in all three, the oldest first, until it expires. Places are
         # numbered; `_first` is the number of the first one.
         self._keys: deque[_Key] = deque()
         self._times: deque[float] = deque()
         self._values: deque[_Value | object] = deque()
         self._first = 0
-        # The places of a key whose values were not taken; hardly any has several.
+        # The places of each key's values; a deque if there are several, which is rare.
         self._places: dict[_Key, int | deque[int]] = {}
 
     def __contains__(self, key: _Key) -> bool:
         """Say whether a key has a value."""
         return self._find(key) is not None
 
-    def __bool__(self) -> bool:
-        """Say whether any key has a value."""
-        self._forget(self._clock())
-        return bool(self._places)
+    def live_keys(self) -> list[_Key]:
+        """Return all keys that have a value."""
+        self._expire(self._clock())
+        return list(self._places)
 
     def get(self, key: _Key) -> _Value | None:
         """Return the oldest value of a key."""
@@ -57,12 +57,12 @@ class ExpiringMap(Generic[_Key, _Value]):
         return self._value(found[0] if isinstance(found, deque) else found)
 
     def latest(self, most: int) -> list[tuple[float, _Key, _Value]]:
-        """Return so many of the values that were added last, the last one first, and since when."""
-        self._forget(self._clock())
+        """Return the last `most` values that were added, the newest first, each with its time."""
+        self._expire(self._clock())
         places = zip(
             reversed(self._times), reversed(self._keys), reversed(self._values), strict=True
         )
-        # No generator takes part: compiled, one is several times slower than a loop.
+        # A loop: compiled, a generator is several times slower.
         left: list[tuple[float, _Key, _Value | object]] = []
         for place in places:
             if len(left) == most:
@@ -72,7 +72,7 @@ class ExpiringMap(Generic[_Key, _Value]):
         return cast("list[tuple[float, _Key, _Value]]", left)
 
     def add(self, key: _Key, value: _Value) -> None:
-        """Remember a value, behind the others of its key."""
+        """Add a value behind the others of its key."""
         now = self._clock()
         place = self._first + len(self._keys)
         others = self._places.get(key)
@@ -85,38 +85,38 @@ class ExpiringMap(Generic[_Key, _Value]):
         self._keys.append(key)
         self._times.append(now)
         self._values.append(value)
-        self._forget(now)
+        self._expire(now)
 
     def take(self, key: _Key) -> tuple[_Value] | None:
-        """Remove and return the oldest value of a key, in a tuple of its own."""
+        """Remove the oldest value of a key and return it in a tuple, because it may be None."""
         if self._find(key) is None:
             return None
-        place = self._leave(key)
+        place = self._remove_first(key)
         value = self._value(place)
         self._values[place - self._first] = _TAKEN
         return (value,)
 
     def clear(self) -> list[tuple[_Key, _Value]]:
-        """Forget all, and return it, the oldest first."""
-        self._forget(self._clock())
+        """Remove and return all values, the oldest first."""
+        self._expire(self._clock())
         places = zip(self._keys, self._values, strict=True)
         items = [place for place in places if place[1] is not _TAKEN]
-        for all_of_them in (self._keys, self._times, self._values, self._places):
-            all_of_them.clear()
+        for part in (self._keys, self._times, self._values, self._places):
+            part.clear()
         return cast("list[tuple[_Key, _Value]]", items)
 
     def _find(self, key: _Key) -> int | deque[int] | None:
-        # Most keys that are asked for are of a first delivery, and unknown: they cost a look.
+        # Most keys are those of first deliveries, and unknown: they cost one look.
         if key not in self._places:
             return None
-        self._forget(self._clock())
+        self._expire(self._clock())
         return self._places.get(key)
 
     def _value(self, place: int) -> _Value:
         return cast("_Value", self._values[place - self._first])
 
-    def _leave(self, key: _Key) -> int:
-        """Forget, and return, the oldest place of a key."""
+    def _remove_first(self, key: _Key) -> int:
+        """Remove and return the oldest place of a key."""
         places = self._places[key]
         if not isinstance(places, deque):
             del self._places[key]
@@ -126,7 +126,7 @@ class ExpiringMap(Generic[_Key, _Value]):
             self._places[key] = places[0]
         return place
 
-    def _forget(self, now: float) -> None:
+    def _expire(self, now: float) -> None:
         limit = now - self._seconds
         most = MAX_ENTRIES if self._most is None else self._most
         times = self._times
@@ -134,5 +134,5 @@ class ExpiringMap(Generic[_Key, _Value]):
             times.popleft()
             key = self._keys.popleft()
             if self._values.popleft() is not _TAKEN:
-                self._leave(key)
+                self._remove_first(key)
             self._first += 1

@@ -1,9 +1,12 @@
-"""Whether a delivery is a repeat, by the deduplicator and the other workers of the queue."""
+"""Identify each delivery: a new message, a repeat, or one that waits for its first.
+
+Asks this process's deduplicator, and the other workers of the queue.
+"""
 
 from bridge.worker.cluster.asking import Asker
 from bridge.worker.cluster.deduplication import ClusterDeduplicator
 from bridge.worker.cluster.repeated_copies import RepeatedCopies
-from bridge.worker.deduplicator import Deduplicator, InFlight, Released, Repeat
+from bridge.worker.deduplicator import Deduplicator, InFlight, New, Released, Verdict, Wait
 from bridge.worker.delivery import Delivery
 from bridge.worker.message_identity import IdentityOf, MessageIdentity
 from bridge.worker.sent_messages import Accepted
@@ -11,9 +14,10 @@ from bridge.worker.service.breaker import CircuitBreaker
 
 
 class Identification:
-    """Gives each message out once at a time; `is_stopping` is set when a drain begins.
+    """Lets each message be worked on once at a time, and tells the other workers of its end.
 
-    `deduplication` is None where publishers' duplicates are not looked for at other workers.
+    `cluster` is None where publishers' duplicates are not looked for at other workers.
+    `is_stopping` is set when a drain begins.
     """
 
     def __init__(
@@ -22,7 +26,7 @@ class Identification:
         deduplicator: Deduplicator,
         asker: Asker,
         repeated_copies: RepeatedCopies,
-        deduplication: ClusterDeduplicator | None,
+        cluster: ClusterDeduplicator | None,
         breaker: CircuitBreaker,
         identity_of: IdentityOf,
     ) -> None:
@@ -31,85 +35,84 @@ class Identification:
         self._identity_of = identity_of
         self._asker = asker
         self._repeated_copies = repeated_copies
-        self._deduplication = deduplication
+        self._cluster = cluster
         self._breaker = breaker
 
     def identity_of(self, delivery: Delivery) -> MessageIdentity:
-        """Return what a delivery is known by: its id and body, or its text and number."""
+        """Return the identity of a delivery: of its id and body, or of its text and number."""
         return self._identity_of(delivery.envelope, delivery.body)
 
     async def learn(self, delivery: Delivery) -> None:
-        """Have the deduplicator know what other workers know of a redelivery."""
+        """Have the deduplicator learn what other workers know of a redelivery."""
         if not self.is_stopping:
             await self._asker.learn_of(delivery, self.identity_of(delivery))
             delivery.is_asked_for = True
 
-    async def claim(
-        self, delivery: Delivery, identity: MessageIdentity
-    ) -> InFlight | Repeat | None:
-        """Take a delivery to work on, unless it is a repeat, or may be one (None)."""
+    async def identify(self, delivery: Delivery, identity: MessageIdentity) -> Verdict:
+        """Return the verdict on a delivery; `Wait` if its first is in flight and may take long."""
         if identity.copies:
-            # Of a copy that is there twice, each may come for the first time.
+            # If a copy is there twice, each of the two may come for the first time.
             delivery.redelivered = self._repeated_copies.may_be_one(
                 identity, says_so=delivery.redelivered
             )
         if delivery.redelivered and not delivery.is_asked_for:
             await self.learn(delivery)
-        deduplication = self._deduplication
-        if deduplication is not None and not self.is_stopping:
-            is_free = await deduplication.until_ended_elsewhere(
+        cluster = self._cluster
+        if cluster is not None and not self.is_stopping:
+            is_free = await cluster.until_ended_elsewhere(
                 delivery, identity, may_wait=lambda: self._may_wait_for_first
             )
             if not is_free:
-                return None
-        # The way of nearly every delivery: no call that it can do without.
-        claim = None if delivery.redelivered else self.deduplicator.claim_at_once(identity)
-        if claim is None:
-            claim = await self.deduplicator.claim(
-                identity,
-                redelivered=delivery.redelivered,
-                waits=delivery.waits,
-                may_wait=self._may_wait_for_first,
-            )
-        if deduplication is not None and isinstance(claim, InFlight):
-            deduplication.take(identity)
-        return claim
+                return Wait(None, is_redelivery=False)
+        verdict = self.deduplicator.identify(identity, redelivered=delivery.redelivered)
+        if isinstance(verdict, Wait):
+            verdict = await self._wait_for_first(delivery, identity, verdict)
+        if cluster is not None and isinstance(verdict, New):
+            cluster.take(identity)
+        return verdict
 
-    def settle(
-        self,
-        claim: InFlight,
-        identity: MessageIdentity,
-        acceptance: Accepted | None,
-        *,
-        acked: bool,
-    ) -> None:
-        """Note how the claimed message ended: with an acceptance, or replaced by a copy (None)."""
-        self.deduplicator.settle(claim, acceptance, acked=acked)
+    async def _wait_for_first(
+        self, delivery: Delivery, identity: MessageIdentity, verdict: Verdict
+    ) -> Verdict:
+        # The same delivery once more can only wait for itself.
+        may_wait, redelivered = self._may_wait_for_first, delivery.redelivered
+        while isinstance(verdict, Wait) and (may_wait or verdict.is_redelivery):
+            if verdict.first is None:
+                break
+            with delivery.waits("ledger"):
+                verdict = await self.deduplicator.identify_after(
+                    verdict.first, identity, redelivered=redelivered
+                )
+        return verdict
+
+    def settle(self, in_flight: InFlight, acceptance: Accepted | None, *, acked: bool) -> None:
+        """Note that a message ended with an acceptance, or was replaced by a copy (None)."""
+        identity = in_flight.identity
+        self.deduplicator.settle(in_flight, acceptance, acked=acked)
         if identity.copies:
             self._repeated_copies.settle(identity, is_sent=acceptance is not None)
-        self._report_end(identity, acceptance)
+        if self._cluster is not None:
+            self._cluster.end(identity, acceptance)
 
-    def give_back(
-        self, claim: InFlight, identity: MessageIdentity, kept: Released, *, is_refused: bool
-    ) -> None:
-        """Note what is known of a claimed message that goes back to the queue unsettled.
+    def release(self, in_flight: InFlight, released: Released, *, is_refused: bool) -> None:
+        """Note how a message goes on that goes back to the queue unsettled.
 
         `is_refused`: it stays unacked, because the broker refuses its copy.
         """
-        note = self.deduplicator.set_aside if is_refused else self.deduplicator.give_back
-        note(claim, kept)
-        self._report_end(identity, None)
-
-    def _report_end(self, identity: MessageIdentity, acceptance: Accepted | None) -> None:
-        if self._deduplication is not None:
-            self._deduplication.end(identity, acceptance)
+        if is_refused:
+            self.deduplicator.set_aside(in_flight, released)
+        else:
+            self.deduplicator.release(in_flight, released)
+        if self._cluster is not None:
+            self._cluster.end(in_flight.identity, None)
 
     @property
     def _may_wait_for_first(self) -> bool:
         """Whether a repeat may be held until the first message with its id is settled.
 
-        A drain goes on with it: what is given back here does not come again while the channel
-        lives, and the next worker would send it again. In a pause few are held, and a probe for
-        up to a minute: who waited for that would take the place of one that may end the pause.
+        A drain waits on: a delivery that is released now does not come again while the channel
+        lives, and the next worker would send it again. In a pause few deliveries are held, and a
+        probe is held for up to a minute: a repeat that waited for it would take the place of a
+        delivery that may end the pause.
         """
         return self.is_stopping or self._breaker.paused is None

@@ -1,4 +1,4 @@
-"""The straight line from a delivery to its end: claim, dispatch, replace, ack, settle, announce.
+"""The straight line from a delivery to its end: identify, dispatch, replace, ack, settle, announce.
 
 `Line.process` is the whole way, one stage after the other.
 """
@@ -11,7 +11,7 @@ from bridge.config import WorkerSettings
 from bridge.errors import BrokerError, CopyRefusedError, InvalidMessageError
 from bridge.telemetry.logs import Log
 from bridge.worker.announcer import Announcer
-from bridge.worker.deduplicator import InFlight, Released, Repeat
+from bridge.worker.deduplicator import InFlight, New, Released, Repeat, Wait
 from bridge.worker.delivery import Delivery
 from bridge.worker.dispatch import Dispatcher
 from bridge.worker.envelope import Envelope, read_envelope
@@ -19,6 +19,7 @@ from bridge.worker.identification import Identification
 from bridge.worker.message_identity import MessageIdentity
 from bridge.worker.outcomes import Dead, Outcome, Retried
 from bridge.worker.request import RequestReader
+from bridge.worker.sent_messages import Accepted
 from bridge.worker.settle import Settler, accepted, count_attempt
 from bridge.worker.spans import WorkerSpans
 
@@ -64,11 +65,19 @@ class Line:
         if self._spans is not None:
             self._spans.begin(delivery)
         identity = self._identification.identity_of(delivery)
-        claim = await self._identification.claim(delivery, identity)
-        if not isinstance(claim, InFlight):
-            await self._end_repeat(delivery, identity, claim)
-            return
-        outcome = recalled = self._recall(delivery, identity)
+        match await self._identification.identify(delivery, identity):
+            case New(in_flight=in_flight, released=released):
+                await self._work_on(delivery, in_flight, _go_on_with(delivery, released))
+            case Repeat(first=first):
+                await self._end_repeat(delivery, identity, first)
+            case Wait():
+                await self._defer_repeat(delivery, identity)
+
+    async def _work_on(
+        self, delivery: Delivery, in_flight: InFlight, outcome: Outcome | None
+    ) -> None:
+        """Send a message, unless its outcome is decided already, and settle it."""
+        recalled = outcome
         try:
             if outcome is None:
                 outcome = await self._dispatch(delivery)
@@ -80,7 +89,7 @@ class Line:
             await self._settler.replace(delivery, outcome)
         except BaseException as error:
             # A try is counted when its wait is over.
-            kept = Released(
+            released = Released(
                 delivery.envelope,
                 _rest_of(delivery, outcome),
                 delivery.replacement,
@@ -88,28 +97,17 @@ class Line:
             )
             delivery.free_slot()
             is_refused = isinstance(error, CopyRefusedError)
-            self._identification.give_back(claim, identity, kept, is_refused=is_refused)
+            self._identification.release(in_flight, released, is_refused=is_refused)
             raise
         acked = self._settler.ack(delivery, outcome)
         # The ack leaves at the end of this turn of the event loop; the next POST is after it.
         asyncio.get_running_loop().call_soon(delivery.free_slot)
         at = time.time()
         acceptance = accepted(delivery.envelope, outcome, at)
-        self._identification.settle(claim, identity, acceptance, acked=acked)
+        self._identification.settle(in_flight, acceptance, acked=acked)
         await self._announcer.announce(
             delivery.properties, delivery.envelope, outcome, at, trace=delivery.trace
         )
-
-    def _recall(self, delivery: Delivery, identity: MessageIdentity) -> Outcome | None:
-        kept = self._deduplicator.recall(identity, redelivered=delivery.redelivered)
-        return self._go_on_with(delivery, kept)
-
-    def _go_on_with(self, delivery: Delivery, kept: Released | None) -> Outcome | None:
-        """Go on with what is known of a delivery that went back to the queue unsettled."""
-        if kept is None:
-            return None
-        delivery.envelope, delivery.replacement = kept.envelope, kept.replacement
-        return kept.outcome
 
     def _read_envelope(self, delivery: Delivery) -> Envelope:
         urgent_queue = self._settings.urgent_queue
@@ -151,26 +149,26 @@ class Line:
             await asyncio.sleep(min(outcome.delay_seconds, MOST_WAIT_SECONDS))
 
     async def _end_repeat(
-        self, delivery: Delivery, identity: MessageIdentity, repeat: Repeat | None
+        self, delivery: Delivery, identity: MessageIdentity, first: Accepted | None
     ) -> None:
-        """Ack a repeat of what is settled, or (None) put it off until the first is settled."""
-        if repeat is None:
-            await self._put_off_repeat(delivery, identity)
-            return
+        """Ack a repeat of a settled message, and answer it as the first was."""
         acked = self._settler.ack(delivery, None)
         self._deduplicator.note_repeat(identity, acked=acked)
         await self._announcer.answer_repeat(
-            delivery.properties, delivery.envelope, repeat.first, trace=delivery.trace
+            delivery.properties, delivery.envelope, first, trace=delivery.trace
         )
 
-    async def _put_off_repeat(self, delivery: Delivery, identity: MessageIdentity) -> None:
-        kept = self._deduplicator.recall_repeat(identity, redelivered=delivery.redelivered)
-        outcome = self._go_on_with(delivery, kept) or self._outcome_of_repeat(delivery)
+    async def _defer_repeat(self, delivery: Delivery, identity: MessageIdentity) -> None:
+        """Replace a repeat by a copy that comes when its first may be settled."""
+        released = self._deduplicator.take_released_repeat(
+            identity, redelivered=delivery.redelivered
+        )
+        outcome = _go_on_with(delivery, released) or self._outcome_of_repeat(delivery)
         try:
             await self._settler.replace(delivery, outcome)
         except BaseException:
-            kept = Released(delivery.envelope, outcome, delivery.replacement)
-            self._deduplicator.give_back_repeat(identity, kept)
+            released = Released(delivery.envelope, outcome, delivery.replacement)
+            self._deduplicator.release_repeat(identity, released)
             raise
         self._settler.ack(delivery, outcome)
 
@@ -184,6 +182,14 @@ class Line:
             delay_seconds=self._settings.retry_delays[0],
             detail="the first message with its id is still being worked on",
         )
+
+
+def _go_on_with(delivery: Delivery, released: Released | None) -> Outcome | None:
+    """Restore the state of a delivery that was released before; return its outcome if decided."""
+    if released is None:
+        return None
+    delivery.envelope, delivery.replacement = released.envelope, released.replacement
+    return released.outcome
 
 
 def _is_tried_again(outcome: Outcome | None) -> TypeGuard[Retried]:

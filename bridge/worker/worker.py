@@ -170,7 +170,7 @@ class Worker:
             deduplicator=self._deduplicator,
             asker=self._asker,
             repeated_copies=self._repeated_copies,
-            deduplication=self._deduplication,
+            cluster=self._deduplication,
             breaker=self._breaker,
             identity_of=self._identity_of,
         )

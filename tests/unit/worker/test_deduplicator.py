@@ -5,7 +5,6 @@ import gc
 import time
 import tracemalloc
 import uuid
-from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 
@@ -15,17 +14,18 @@ from bridge.worker.deduplicator import (
     DOUBT_SECONDS,
     Deduplicator,
     InFlight,
+    New,
     Released,
     Repeat,
+    Verdict,
+    Wait,
     unsure_ack_seconds,
 )
-from bridge.worker.delivery import WaitCause
 from bridge.worker.envelope import Envelope
 from bridge.worker.message_identity import MessageIdentity, identity_of
 from bridge.worker.outcomes import Dead, Sent
 from bridge.worker.sent_messages import LEAST_OWN, SENT_SECONDS, Accepted
 from tests.clock import Clock
-from tests.deliveries import make_delivery
 
 BODY = b'{"to":"+491713920001","from":"Acme","text":"Hi"}'
 DECISION = Released(
@@ -42,12 +42,18 @@ def clock() -> Clock:
     return Clock()
 
 
-def untimed(_cause: WaitCause) -> AbstractContextManager[None]:
-    """Stand in for a delivery whose waits nobody measures."""
-    return nullcontext()
-
-
 NOTHING_DECIDED = Released(DECISION.envelope, None)
+
+
+async def identify(
+    known: Deduplicator, one: MessageIdentity, *, redelivered: bool, may_wait: bool = True
+) -> Verdict:
+    """Wait for the first, as a worker does."""
+    verdict = known.identify(one, redelivered=redelivered)
+    while isinstance(verdict, Wait) and (may_wait or verdict.is_redelivery):
+        assert verdict.first is not None
+        verdict = await known.identify_after(verdict.first, one, redelivered=redelivered)
+    return verdict
 
 
 class Book:
@@ -55,7 +61,8 @@ class Book:
 
     def __init__(self, clock: Clock) -> None:
         self._deduplicator = Deduplicator(heartbeat_seconds=10, clock=clock)
-        self._identification: dict[MessageIdentity, list[InFlight]] = {}
+        self._in_flight: dict[MessageIdentity, list[InFlight]] = {}
+        self._released: dict[MessageIdentity, Released] = {}
         self.consuming_again = self._deduplicator.consuming_again
 
     @property
@@ -71,39 +78,41 @@ class Book:
         if and_back:
             self.consuming_again()
 
-    async def claim(self, one: MessageIdentity, *, redelivered: bool, acked: bool = True) -> bool:
+    async def take(self, one: MessageIdentity, *, redelivered: bool, acked: bool = True) -> bool:
         """Say whether a delivery is to be worked on; `acked`, whether a repeat could be acked."""
-        claim = await self._deduplicator.claim(one, redelivered=redelivered, waits=untimed)
-        if isinstance(claim, Repeat):
-            self._deduplicator.note_repeat(one, acked=acked)
-            return False
-        assert claim is not None
-        self._identification.setdefault(one, []).append(claim)
-        return True
+        match await identify(self._deduplicator, one, redelivered=redelivered):
+            case New(in_flight=in_flight, released=released):
+                self._in_flight.setdefault(one, []).append(in_flight)
+                if released is not None:
+                    self._released[one] = released
+                return True
+            case _:
+                self._deduplicator.note_repeat(one, acked=acked)
+                return False
 
-    async def claim_repeat(self, one: MessageIdentity, *, redelivered: bool) -> Accepted | None:
+    async def take_repeat(self, one: MessageIdentity, *, redelivered: bool) -> Accepted | None:
         """Return what a repeat is answered."""
-        repeat = await self._deduplicator.claim(one, redelivered=redelivered, waits=untimed)
+        repeat = await identify(self._deduplicator, one, redelivered=redelivered)
         assert isinstance(repeat, Repeat)
         self._deduplicator.note_repeat(one, acked=True)
         return repeat.first
 
     def settle(self, one: MessageIdentity, *, sent: bool, acked: bool) -> None:
-        """Settle the oldest claim of an identity."""
-        claim = self._identification[one].pop(0)
-        self._deduplicator.settle(claim, ACCEPTED if sent else None, acked=acked)
+        """Settle the oldest delivery of a message."""
+        in_flight = self._in_flight[one].pop(0)
+        self._deduplicator.settle(in_flight, ACCEPTED if sent else None, acked=acked)
 
-    def give_back(self, one: MessageIdentity, kept: Released | None) -> None:
-        """Give the oldest claim of an identity back."""
-        self._deduplicator.give_back(self._identification[one].pop(0), kept or NOTHING_DECIDED)
+    def release(self, one: MessageIdentity, released: Released | None) -> None:
+        """Release the oldest delivery of a message."""
+        self._deduplicator.release(self._in_flight[one].pop(0), released or NOTHING_DECIDED)
 
-    def set_aside(self, one: MessageIdentity, kept: Released) -> None:
-        """Leave the oldest claim of an identity unacked."""
-        self._deduplicator.set_aside(self._identification[one].pop(0), kept)
+    def set_aside(self, one: MessageIdentity, released: Released) -> None:
+        """Leave the oldest delivery of a message unacked."""
+        self._deduplicator.set_aside(self._in_flight[one].pop(0), released)
 
-    def recall(self, one: MessageIdentity, *, redelivered: bool = True) -> Released | None:
-        """Return what was kept."""
-        return self._deduplicator.recall(one, redelivered=redelivered)
+    def recall(self, one: MessageIdentity) -> Released | None:
+        """Return how a redelivery goes on, whether it was taken already or not."""
+        return self._released.pop(one, None) or self._deduplicator.take_released(one)
 
 
 @pytest.fixture
@@ -147,7 +156,7 @@ async def done(
     deduplicator: Book, one: MessageIdentity, *, sent: bool = True, acked: bool = True
 ) -> None:
     """Take a delivery and settle it."""
-    assert await deduplicator.claim(one, redelivered=False)
+    assert await deduplicator.take(one, redelivered=False)
     deduplicator.settle(one, sent=sent, acked=acked)
 
 
@@ -201,7 +210,7 @@ async def test_unknown_delivery_is_taken(
     deduplicator: Book, one: MessageIdentity, *, redelivered: bool
 ) -> None:
     """What this process has not seen is worked on, redelivered or not."""
-    assert await deduplicator.claim(one, redelivered=redelivered)
+    assert await deduplicator.take(one, redelivered=redelivered)
 
 
 @each_kind
@@ -209,14 +218,14 @@ async def test_what_is_set_aside_is_remembered_until_it_comes_again(
     deduplicator: Book, clock: Clock, one: MessageIdentity
 ) -> None:
     """Hours later its session ends: it is taken, with what was decided, and is in no doubt."""
-    assert await deduplicator.claim(one, redelivered=False)
+    assert await deduplicator.take(one, redelivered=False)
     deduplicator.set_aside(one, DECISION)
     owed_before = deduplicator.expects_redeliveries
     clock.now += 10 * DOUBT_SECONDS
     deduplicator.connection_lost()
 
     assert (owed_before, deduplicator.expects_redeliveries) == (False, True)
-    assert await deduplicator.claim(one, redelivered=True)
+    assert await deduplicator.take(one, redelivered=True)
     assert deduplicator.recall(one) == DECISION
     assert deduplicator.recall(one) is None
 
@@ -226,10 +235,10 @@ async def test_delivery_that_was_given_back_is_taken_again(
     deduplicator: Book, one: MessageIdentity
 ) -> None:
     """What was given back undecided is worked on when it comes again."""
-    await deduplicator.claim(one, redelivered=False)
-    deduplicator.give_back(one, None)
+    await deduplicator.take(one, redelivered=False)
+    deduplicator.release(one, None)
 
-    assert await deduplicator.claim(one, redelivered=True)
+    assert await deduplicator.take(one, redelivered=True)
 
 
 # --- Sent, with an id ----------------------------------------------------------------------------
@@ -241,14 +250,14 @@ async def test_sent_id_is_a_repeat(deduplicator: Book, *, acked: bool, redeliver
     """An id that was sent is not sent again, whether broker or publisher repeats it."""
     await done(deduplicator, NAMED, acked=acked)
 
-    assert not await deduplicator.claim(NAMED, redelivered=redelivered)
+    assert not await deduplicator.take(NAMED, redelivered=redelivered)
 
 
 async def test_sent_id_is_a_repeat_each_time(deduplicator: Book) -> None:
     """However often it comes, an id that was sent is not sent again."""
     await done(deduplicator, NAMED)
 
-    assert [await deduplicator.claim(NAMED, redelivered=True) for _ in range(3)] == [False] * 3
+    assert [await deduplicator.take(NAMED, redelivered=True) for _ in range(3)] == [False] * 3
 
 
 @pytest.mark.parametrize(
@@ -261,21 +270,21 @@ async def test_memory_of_sent_ids_ends(
     await done(deduplicator, NAMED)
     clock.now += seconds
 
-    assert await deduplicator.claim(NAMED, redelivered=True) == taken
+    assert await deduplicator.take(NAMED, redelivered=True) == taken
 
 
 async def test_same_id_for_another_body_is_another_message(deduplicator: Book) -> None:
     """A publisher that uses an id twice loses no message by it."""
     await done(deduplicator, NAMED)
 
-    assert await deduplicator.claim(identity("m-1", body=b"other"), redelivered=True)
+    assert await deduplicator.take(identity("m-1", body=b"other"), redelivered=True)
 
 
 async def test_copy_of_a_sent_id_is_a_repeat(deduplicator: Book) -> None:
     """A retry copy of a message that was sent after all is not sent again."""
     await done(deduplicator, NAMED)
 
-    assert not await deduplicator.claim(identity("m-1", copies=1), redelivered=False)
+    assert not await deduplicator.take(identity("m-1", copies=1), redelivered=False)
 
 
 @pytest.mark.parametrize(
@@ -290,22 +299,22 @@ async def test_copy_of_a_sent_id_is_a_repeat(deduplicator: Book) -> None:
 async def test_repeat_knows_how_the_first_was_accepted(clock: Clock, accepted: Accepted) -> None:
     """Whoever sends an id again is told what became of the first, each time."""
     deduplicator = Deduplicator(heartbeat_seconds=10, clock=clock)
-    claim = await deduplicator.claim(NAMED, redelivered=False, waits=untimed)
-    assert isinstance(claim, InFlight)
-    deduplicator.settle(claim, accepted, acked=True)
+    verdict = await identify(deduplicator, NAMED, redelivered=False)
+    assert isinstance(verdict, New)
+    deduplicator.settle(verdict.in_flight, accepted, acked=True)
 
-    assert [
-        await deduplicator.claim(NAMED, redelivered=False, waits=untimed) for _ in range(2)
-    ] == [Repeat(accepted)] * 2
+    assert [await identify(deduplicator, NAMED, redelivered=False) for _ in range(2)] == [
+        Repeat(accepted)
+    ] * 2
 
 
 async def test_same_delivery_again_is_not_answered(deduplicator: Book) -> None:
     """A delivery whose ack was lost has had its answer; one that is sent again then has not."""
     await done(deduplicator, NAMED, acked=False)
 
-    assert await deduplicator.claim_repeat(NAMED, redelivered=False) == ACCEPTED
-    assert await deduplicator.claim_repeat(NAMED, redelivered=True) is None
-    assert await deduplicator.claim_repeat(NAMED, redelivered=True) == ACCEPTED
+    assert await deduplicator.take_repeat(NAMED, redelivered=False) == ACCEPTED
+    assert await deduplicator.take_repeat(NAMED, redelivered=True) is None
+    assert await deduplicator.take_repeat(NAMED, redelivered=True) == ACCEPTED
 
 
 @pytest.mark.parametrize("redelivered", [False, True], ids=["new", "from another worker"])
@@ -313,8 +322,8 @@ async def test_repeat_during_the_first_is_answered(
     deduplicator: Book, *, redelivered: bool
 ) -> None:
     """A repeat that waited for the first, whose connection lives, is told what became of it."""
-    await deduplicator.claim(NAMED, redelivered=False)
-    repeat = asyncio.create_task(deduplicator.claim_repeat(NAMED, redelivered=redelivered))
+    await deduplicator.take(NAMED, redelivered=False)
+    repeat = asyncio.create_task(deduplicator.take_repeat(NAMED, redelivered=redelivered))
     await others_run()
     deduplicator.settle(NAMED, sent=True, acked=True)
 
@@ -323,9 +332,9 @@ async def test_repeat_during_the_first_is_answered(
 
 async def test_redelivery_during_the_first_is_not_answered(deduplicator: Book) -> None:
     """The delivery that comes again while it is being sent is answered once, by the first."""
-    await deduplicator.claim(NAMED, redelivered=False)
+    await deduplicator.take(NAMED, redelivered=False)
     deduplicator.connection_lost()
-    repeat = asyncio.create_task(deduplicator.claim_repeat(NAMED, redelivered=True))
+    repeat = asyncio.create_task(deduplicator.take_repeat(NAMED, redelivered=True))
     await others_run()
     deduplicator.settle(NAMED, sent=True, acked=False)
 
@@ -339,8 +348,8 @@ async def test_repeat_from_another_worker_is_tried_when_the_first_is_not_sent(
 
     Whoever waits for a reply to it would hear nothing otherwise.
     """
-    await deduplicator.claim(NAMED, redelivered=False)
-    repeat = asyncio.create_task(deduplicator.claim(NAMED, redelivered=True))
+    await deduplicator.take(NAMED, redelivered=False)
+    repeat = asyncio.create_task(deduplicator.take(NAMED, redelivered=True))
     await others_run()
     deduplicator.settle(NAMED, sent=False, acked=True)
 
@@ -350,15 +359,15 @@ async def test_repeat_from_another_worker_is_tried_when_the_first_is_not_sent(
 
 async def test_ack_of_the_first_is_in_doubt_whoever_waits(deduplicator: Book) -> None:
     """That a repeat waits for the first says nothing of the first's own ack."""
-    await deduplicator.claim(NAMED, redelivered=False)
-    repeat = asyncio.create_task(deduplicator.claim(NAMED, redelivered=True))
+    await deduplicator.take(NAMED, redelivered=False)
+    repeat = asyncio.create_task(deduplicator.take(NAMED, redelivered=True))
     await others_run()
     deduplicator.settle(NAMED, sent=False, acked=True)
     assert await repeat
     deduplicator.connection_lost()
     deduplicator.settle(NAMED, sent=False, acked=False)
 
-    assert [await deduplicator.claim(NAMED, redelivered=True) for _ in range(2)] == [False, False]
+    assert [await deduplicator.take(NAMED, redelivered=True) for _ in range(2)] == [False, False]
 
 
 # --- Sent, without an id -------------------------------------------------------------------------
@@ -368,21 +377,21 @@ async def test_same_words_again_are_another_message(deduplicator: Book) -> None:
     """The same words to the same number twice are two messages."""
     await done(deduplicator, NAMELESS)
 
-    assert await deduplicator.claim(NAMELESS, redelivered=False)
+    assert await deduplicator.take(NAMELESS, redelivered=False)
 
 
 async def test_redelivery_after_a_good_ack_is_another_message(deduplicator: Book) -> None:
     """While the connection stands an ack arrives, so a redelivery is of another message."""
     await done(deduplicator, NAMELESS)
 
-    assert await deduplicator.claim(NAMELESS, redelivered=True)
+    assert await deduplicator.take(NAMELESS, redelivered=True)
 
 
 async def test_redelivery_after_a_lost_ack_is_a_repeat(deduplicator: Book) -> None:
     """When the ack could not be written the redelivery is the message that was sent."""
     await done(deduplicator, NAMELESS, acked=False)
 
-    assert not await deduplicator.claim(NAMELESS, redelivered=True)
+    assert not await deduplicator.take(NAMELESS, redelivered=True)
 
 
 async def test_redelivery_after_a_lost_connection_is_a_repeat(deduplicator: Book) -> None:
@@ -390,7 +399,7 @@ async def test_redelivery_after_a_lost_connection_is_a_repeat(deduplicator: Book
     await done(deduplicator, NAMELESS)
     deduplicator.connection_lost()
 
-    assert not await deduplicator.claim(NAMELESS, redelivered=True)
+    assert not await deduplicator.take(NAMELESS, redelivered=True)
 
 
 @pytest.mark.parametrize("acked", [True, False], ids=["acked", "ack lost"])
@@ -399,13 +408,13 @@ async def test_what_went_back_goes_before_what_is_in_doubt(
 ) -> None:
     """Of two equal texts the one that went back unsettled is worked on, the other a repeat."""
     await done(deduplicator, NAMELESS, acked=acked)
-    await deduplicator.claim(NAMELESS, redelivered=False)
+    await deduplicator.take(NAMELESS, redelivered=False)
     deduplicator.connection_lost()
-    deduplicator.give_back(NAMELESS, None)
+    deduplicator.release(NAMELESS, None)
 
-    assert await deduplicator.claim(NAMELESS, redelivered=True)
+    assert await deduplicator.take(NAMELESS, redelivered=True)
     assert deduplicator.recall(NAMELESS) is NOTHING_DECIDED
-    assert not await deduplicator.claim(NAMELESS, redelivered=True)
+    assert not await deduplicator.take(NAMELESS, redelivered=True)
 
 
 @pytest.mark.parametrize(("most_unacked", "is_new"), [(1, True), (2, False)])
@@ -417,7 +426,7 @@ async def test_only_the_last_acks_are_in_doubt(
     await done(deduplicator, NAMED)
     deduplicator.connection_lost(most_unacked=most_unacked)
 
-    assert await deduplicator.claim(NAMELESS, redelivered=True) is is_new
+    assert await deduplicator.take(NAMELESS, redelivered=True) is is_new
 
 
 @pytest.mark.parametrize(("held", "is_new"), [(0, False), (1, True)])
@@ -428,20 +437,20 @@ async def test_what_is_held_is_a_part_of_the_prefetch(
     await done(deduplicator, NAMELESS)
     await done(deduplicator, identity("m-2"))
     for _ in range(held):
-        await deduplicator.claim(identity("m-3"), redelivered=False)
+        await deduplicator.take(identity("m-3"), redelivered=False)
     deduplicator.connection_lost(most_unacked=2)
 
-    assert await deduplicator.claim(NAMELESS, redelivered=True) is is_new
+    assert await deduplicator.take(NAMELESS, redelivered=True) is is_new
 
 
 async def test_acks_of_repeats_count_too(deduplicator: Book) -> None:
     """The ack of a repeat is read in its turn, as any other."""
     await done(deduplicator, NAMED)
     await done(deduplicator, NAMELESS)
-    assert not await deduplicator.claim(NAMED, redelivered=False)
+    assert not await deduplicator.take(NAMED, redelivered=False)
     deduplicator.connection_lost(most_unacked=1)
 
-    assert await deduplicator.claim(NAMELESS, redelivered=True)
+    assert await deduplicator.take(NAMELESS, redelivered=True)
 
 
 async def test_new_message_does_not_use_up_the_doubt(deduplicator: Book) -> None:
@@ -449,15 +458,15 @@ async def test_new_message_does_not_use_up_the_doubt(deduplicator: Book) -> None
     await done(deduplicator, NAMELESS, acked=False)
     await done(deduplicator, NAMELESS)
 
-    assert not await deduplicator.claim(NAMELESS, redelivered=True)
+    assert not await deduplicator.take(NAMELESS, redelivered=True)
 
 
 async def test_doubt_excuses_one_redelivery(deduplicator: Book) -> None:
     """Of two redeliveries after one lost ack the second is another message."""
     await done(deduplicator, NAMELESS, acked=False)
-    await deduplicator.claim(NAMELESS, redelivered=True)
+    await deduplicator.take(NAMELESS, redelivered=True)
 
-    assert await deduplicator.claim(NAMELESS, redelivered=True)
+    assert await deduplicator.take(NAMELESS, redelivered=True)
 
 
 async def test_two_doubts_excuse_two_redeliveries(deduplicator: Book) -> None:
@@ -465,7 +474,7 @@ async def test_two_doubts_excuse_two_redeliveries(deduplicator: Book) -> None:
     await done(deduplicator, NAMELESS, acked=False)
     await done(deduplicator, NAMELESS, acked=False)
 
-    assert [await deduplicator.claim(NAMELESS, redelivered=True) for _ in range(2)] == [
+    assert [await deduplicator.take(NAMELESS, redelivered=True) for _ in range(2)] == [
         False,
         False,
     ]
@@ -475,7 +484,7 @@ async def test_many_doubts_excuse_as_many_redeliveries(deduplicator: Book) -> No
     """Of equal messages each one that may come again is known."""
     for _ in range(4):
         await done(deduplicator, NAMELESS, acked=False)
-    taken = [await deduplicator.claim(NAMELESS, redelivered=True) for _ in range(5)]
+    taken = [await deduplicator.take(NAMELESS, redelivered=True) for _ in range(5)]
 
     assert taken == [False, False, False, False, True]
 
@@ -483,21 +492,21 @@ async def test_many_doubts_excuse_as_many_redeliveries(deduplicator: Book) -> No
 async def test_doubt_that_is_used_up_takes_no_other_along(deduplicator: Book, clock: Clock) -> None:
     """A later ack in doubt has its own time."""
     await done(deduplicator, NAMELESS, acked=False)
-    assert not await deduplicator.claim(NAMELESS, redelivered=True)
+    assert not await deduplicator.take(NAMELESS, redelivered=True)
     clock.now += DOUBT_SECONDS / 2
     await done(deduplicator, NAMELESS, acked=False)
     clock.now += DOUBT_SECONDS / 2 + 0.1
 
-    assert not await deduplicator.claim(NAMELESS, redelivered=True)
+    assert not await deduplicator.take(NAMELESS, redelivered=True)
 
 
 async def test_ack_of_a_repeat_may_be_lost_too(deduplicator: Book) -> None:
     """When the connection ends again before the repeat's own ack arrives, it is a repeat still."""
     await done(deduplicator, NAMELESS, acked=False)
-    await deduplicator.claim(NAMELESS, redelivered=True)
+    await deduplicator.take(NAMELESS, redelivered=True)
     deduplicator.connection_lost()
 
-    assert not await deduplicator.claim(NAMELESS, redelivered=True)
+    assert not await deduplicator.take(NAMELESS, redelivered=True)
 
 
 @pytest.mark.parametrize(
@@ -513,7 +522,7 @@ async def test_old_acks_have_arrived(
     clock.now += seconds
     deduplicator.connection_lost()
 
-    assert await deduplicator.claim(NAMELESS, redelivered=True) == taken
+    assert await deduplicator.take(NAMELESS, redelivered=True) == taken
 
 
 @pytest.mark.parametrize(
@@ -526,7 +535,7 @@ async def test_doubt_ends(deduplicator: Book, clock: Clock, seconds: float, *, t
     await done(deduplicator, NAMELESS, acked=False)
     clock.now += seconds
 
-    assert await deduplicator.claim(NAMELESS, redelivered=True) == taken
+    assert await deduplicator.take(NAMELESS, redelivered=True) == taken
 
 
 async def test_doubt_counts_from_the_loss(deduplicator: Book, clock: Clock) -> None:
@@ -536,7 +545,7 @@ async def test_doubt_counts_from_the_loss(deduplicator: Book, clock: Clock) -> N
     deduplicator.connection_lost()
     clock.now += DOUBT_SECONDS - 1
 
-    assert not await deduplicator.claim(NAMELESS, redelivered=True)
+    assert not await deduplicator.take(NAMELESS, redelivered=True)
 
 
 # --- Replaced by a copy --------------------------------------------------------------------------
@@ -549,7 +558,7 @@ async def test_copy_is_taken(deduplicator: Book, one: MessageIdentity, *, acked:
     await done(deduplicator, one, sent=False, acked=acked)
     copied = one._replace(copies=one.copies + 1)
 
-    assert await deduplicator.claim(copied, redelivered=False)
+    assert await deduplicator.take(copied, redelivered=False)
 
 
 @each_kind
@@ -557,7 +566,7 @@ async def test_replaced_delivery_is_a_repeat(deduplicator: Book, one: MessageIde
     """A delivery that was replaced, and whose ack was lost, is not replaced a second time."""
     await done(deduplicator, one, sent=False, acked=False)
 
-    assert not await deduplicator.claim(one, redelivered=True)
+    assert not await deduplicator.take(one, redelivered=True)
 
 
 @each_kind
@@ -568,7 +577,7 @@ async def test_replaced_delivery_is_a_repeat_after_a_lost_connection(
     await done(deduplicator, one, sent=False)
     deduplicator.connection_lost()
 
-    assert not await deduplicator.claim(one, redelivered=True)
+    assert not await deduplicator.take(one, redelivered=True)
 
 
 @pytest.mark.parametrize("redelivered", [False, True])
@@ -578,15 +587,15 @@ async def test_copy_that_is_there_twice_is_replaced_once(
     """A copy whose confirm was late is published again; both are one message."""
     await done(deduplicator, identity("m-1", copies=1), sent=False)
 
-    assert not await deduplicator.claim(identity("m-1", copies=1), redelivered=redelivered)
-    assert await deduplicator.claim(identity("m-1", copies=2), redelivered=redelivered)
+    assert not await deduplicator.take(identity("m-1", copies=1), redelivered=redelivered)
+    assert await deduplicator.take(identity("m-1", copies=2), redelivered=redelivered)
 
 
 async def test_copy_that_is_there_twice_at_once_is_replaced_once(deduplicator: Book) -> None:
     """The second of two copies waits for the first, and is then a repeat."""
     one = identity("m-1", copies=1)
-    assert await deduplicator.claim(one, redelivered=False)
-    second = asyncio.create_task(deduplicator.claim(one, redelivered=False))
+    assert await deduplicator.take(one, redelivered=False)
+    second = asyncio.create_task(deduplicator.take(one, redelivered=False))
     await others_run()
     assert not second.done()
     deduplicator.settle(one, sent=False, acked=True)
@@ -597,10 +606,10 @@ async def test_copy_that_is_there_twice_at_once_is_replaced_once(deduplicator: B
 async def test_copy_that_went_back_is_taken_again(deduplicator: Book) -> None:
     """A copy that was not replaced is no repeat."""
     one = identity("m-1", copies=1)
-    assert await deduplicator.claim(one, redelivered=False)
-    deduplicator.give_back(one, None)
+    assert await deduplicator.take(one, redelivered=False)
+    deduplicator.release(one, None)
 
-    assert await deduplicator.claim(one, redelivered=False)
+    assert await deduplicator.take(one, redelivered=False)
 
 
 async def test_copy_of_a_later_publish_is_taken(deduplicator: Book) -> None:
@@ -608,7 +617,7 @@ async def test_copy_of_a_later_publish_is_taken(deduplicator: Book) -> None:
     await done(deduplicator, identity("m-1", copies=1, try_of="1795324586.386"), sent=False)
     await done(deduplicator, identity("m-1"), sent=False)
 
-    assert await deduplicator.claim(
+    assert await deduplicator.take(
         identity("m-1", copies=1, try_of="1795324600.007"), redelivered=False
     )
 
@@ -617,14 +626,14 @@ async def test_equal_copies_without_an_id_are_two(deduplicator: Book) -> None:
     """Our copies have an id; what has none is not known by its words."""
     await done(deduplicator, identity(None, copies=1), sent=False)
 
-    assert await deduplicator.claim(identity(None, copies=1), redelivered=False)
+    assert await deduplicator.take(identity(None, copies=1), redelivered=False)
 
 
 async def test_replaced_id_that_is_published_again_is_taken(deduplicator: Book) -> None:
     """An id that was not sent yet may be published again, and is tried."""
     await done(deduplicator, NAMED, sent=False)
 
-    assert await deduplicator.claim(NAMED, redelivered=False)
+    assert await deduplicator.take(NAMED, redelivered=False)
 
 
 # --- In flight -----------------------------------------------------------------------------------
@@ -633,9 +642,9 @@ async def test_replaced_id_that_is_published_again_is_taken(deduplicator: Book) 
 @each_kind
 async def test_redelivery_waits_for_the_first(deduplicator: Book, one: MessageIdentity) -> None:
     """A redelivery of what is in flight here waits for its end."""
-    await deduplicator.claim(one, redelivered=False)
+    await deduplicator.take(one, redelivered=False)
     deduplicator.connection_lost()
-    again = asyncio.create_task(deduplicator.claim(one, redelivered=True))
+    again = asyncio.create_task(deduplicator.take(one, redelivered=True))
     await others_run()
     waits = not again.done()
     again.cancel()
@@ -643,50 +652,31 @@ async def test_redelivery_waits_for_the_first(deduplicator: Book, one: MessageId
     assert waits
 
 
-async def test_who_may_not_wait_is_told_at_once(clock: Clock) -> None:
-    """A message that its publisher sent again goes elsewhere while its first is worked on."""
+@pytest.mark.parametrize("redelivered", [False, True], ids=["new", "from another worker"])
+def test_repeat_of_a_message_in_flight_has_to_wait(clock: Clock, *, redelivered: bool) -> None:
+    """While the connection of the first lives, another delivery of its message is another one."""
     deduplicator = Deduplicator(heartbeat_seconds=10, clock=clock)
-    first = await deduplicator.claim(NAMED, redelivered=False, waits=untimed)
-    assert isinstance(first, InFlight)
+    first = deduplicator.identify(NAMED, redelivered=False)
+    assert isinstance(first, New)
 
-    assert await deduplicator.claim(NAMED, redelivered=False, waits=untimed, may_wait=False) is None
-    assert await deduplicator.claim(NAMED, redelivered=True, waits=untimed, may_wait=False) is None
-    deduplicator.settle(first, ACCEPTED, acked=True)
-    repeat = await deduplicator.claim(NAMED, redelivered=False, waits=untimed, may_wait=False)
-    assert repeat == Repeat(ACCEPTED)
+    wait = deduplicator.identify(NAMED, redelivered=redelivered)
+    assert wait == Wait(first.in_flight, is_redelivery=False)
+    deduplicator.settle(first.in_flight, ACCEPTED, acked=True)
+    assert deduplicator.identify(NAMED, redelivered=False) == Repeat(ACCEPTED)
 
 
-async def test_what_comes_again_waits_for_itself_in_any_case(clock: Clock) -> None:
+async def test_redelivery_waits_for_itself_in_any_case(clock: Clock) -> None:
     """The same delivery once more, after a lost connection, has nowhere else to go."""
     deduplicator = Deduplicator(heartbeat_seconds=10, clock=clock)
-    first = await deduplicator.claim(NAMED, redelivered=False, waits=untimed)
-    assert isinstance(first, InFlight)
+    first = await identify(deduplicator, NAMED, redelivered=False)
+    assert isinstance(first, New)
     deduplicator.connection_lost(most_unacked=1)
-    again = asyncio.create_task(
-        deduplicator.claim(NAMED, redelivered=True, waits=untimed, may_wait=False)
-    )
+    again = asyncio.create_task(identify(deduplicator, NAMED, redelivered=True, may_wait=False))
     await others_run()
     assert not again.done()
-    deduplicator.settle(first, ACCEPTED, acked=False)
+    deduplicator.settle(first.in_flight, ACCEPTED, acked=False)
 
     assert await again == Repeat(None)
-
-
-async def test_the_wait_for_the_first_is_measured(clock: Clock) -> None:
-    """A delivery whose first is worked on waits for `ledger`; one without a first does not wait."""
-    deduplicator = Deduplicator(heartbeat_seconds=10, clock=clock)
-    alone, behind = make_delivery(clock=clock), make_delivery(clock=clock)
-    first = await deduplicator.claim(NAMED, redelivered=False, waits=alone.waits)
-    assert isinstance(first, InFlight)
-    second = asyncio.create_task(deduplicator.claim(NAMED, redelivered=False, waits=behind.waits))
-    await others_run()
-    assert behind.awaits_first
-    clock.now += 4.0
-    deduplicator.settle(first, ACCEPTED, acked=True)
-    await second
-
-    assert behind.waited_seconds == {"ledger": 4.0}
-    assert alone.waited_seconds == {}
 
 
 @each_kind
@@ -696,9 +686,9 @@ async def test_redelivery_of_what_is_settled_meanwhile(
     deduplicator: Book, one: MessageIdentity, *, sent: bool, acked: bool
 ) -> None:
     """A redelivery that waited is a repeat once the first is settled."""
-    await deduplicator.claim(one, redelivered=False)
+    await deduplicator.take(one, redelivered=False)
     deduplicator.connection_lost()
-    again = asyncio.create_task(deduplicator.claim(one, redelivered=True))
+    again = asyncio.create_task(deduplicator.take(one, redelivered=True))
     await others_run()
     deduplicator.settle(one, sent=sent, acked=acked)
 
@@ -710,21 +700,21 @@ async def test_redelivery_of_what_is_given_back_meanwhile(
     deduplicator: Book, one: MessageIdentity
 ) -> None:
     """A redelivery that waited is worked on once the first is given back."""
-    await deduplicator.claim(one, redelivered=False)
+    await deduplicator.take(one, redelivered=False)
     deduplicator.connection_lost()
-    again = asyncio.create_task(deduplicator.claim(one, redelivered=True))
+    again = asyncio.create_task(deduplicator.take(one, redelivered=True))
     await others_run()
-    deduplicator.give_back(one, None)
+    deduplicator.release(one, None)
 
     assert await again
 
 
 async def test_one_of_many_redeliveries_is_taken(deduplicator: Book) -> None:
     """Of several that waited one is worked on, and the others wait for that one."""
-    await deduplicator.claim(NAMED, redelivered=False)
-    again = [asyncio.create_task(deduplicator.claim(NAMED, redelivered=True)) for _ in range(3)]
+    await deduplicator.take(NAMED, redelivered=False)
+    again = [asyncio.create_task(deduplicator.take(NAMED, redelivered=True)) for _ in range(3)]
     await others_run()
-    deduplicator.give_back(NAMED, None)
+    deduplicator.release(NAMED, None)
     await others_run()
     taken = [task.result() for task in again if task.done()]
     for task in again:
@@ -738,8 +728,8 @@ async def test_id_that_is_published_again_meanwhile(
     deduplicator: Book, *, sent: bool, taken: bool
 ) -> None:
     """An id that is published twice is sent once, and if that fails tried again."""
-    await deduplicator.claim(NAMED, redelivered=False)
-    again = asyncio.create_task(deduplicator.claim(NAMED, redelivered=False))
+    await deduplicator.take(NAMED, redelivered=False)
+    again = asyncio.create_task(deduplicator.take(NAMED, redelivered=False))
     await others_run()
     deduplicator.settle(NAMED, sent=sent, acked=True)
 
@@ -748,15 +738,15 @@ async def test_id_that_is_published_again_meanwhile(
 
 async def test_same_words_meanwhile_are_another_message(deduplicator: Book) -> None:
     """Equal messages without an id are worked on at the same time."""
-    await deduplicator.claim(NAMELESS, redelivered=False)
+    await deduplicator.take(NAMELESS, redelivered=False)
 
-    assert await asyncio.wait_for(deduplicator.claim(NAMELESS, redelivered=False), 1)
+    assert await asyncio.wait_for(deduplicator.take(NAMELESS, redelivered=False), 1)
 
 
 async def test_redelivery_from_elsewhere_is_another_message(deduplicator: Book) -> None:
     """While our connection stands, a redelivery of equal words is another worker's message."""
-    await deduplicator.claim(NAMELESS, redelivered=False)
-    other = asyncio.create_task(deduplicator.claim(NAMELESS, redelivered=True))
+    await deduplicator.take(NAMELESS, redelivered=False)
+    other = asyncio.create_task(deduplicator.take(NAMELESS, redelivered=True))
     await others_run()
     deduplicator.settle(NAMELESS, sent=True, acked=True)
 
@@ -766,9 +756,9 @@ async def test_redelivery_from_elsewhere_is_another_message(deduplicator: Book) 
 async def test_two_equal_messages_in_flight_come_again(deduplicator: Book) -> None:
     """Two equal messages in flight when the connection ends are each known when they return."""
     for _ in range(2):
-        await deduplicator.claim(NAMELESS, redelivered=False)
+        await deduplicator.take(NAMELESS, redelivered=False)
     deduplicator.connection_lost()
-    again = [asyncio.create_task(deduplicator.claim(NAMELESS, redelivered=True)) for _ in range(2)]
+    again = [asyncio.create_task(deduplicator.take(NAMELESS, redelivered=True)) for _ in range(2)]
     await others_run()
     for _ in range(2):
         deduplicator.settle(NAMELESS, sent=True, acked=False)
@@ -779,10 +769,10 @@ async def test_two_equal_messages_in_flight_come_again(deduplicator: Book) -> No
 async def test_first_of_two_equal_messages_ends_nothing_of_the_other(deduplicator: Book) -> None:
     """While the second of two equal messages is in flight, its redelivery is not taken."""
     for _ in range(2):
-        await deduplicator.claim(NAMELESS, redelivered=False)
+        await deduplicator.take(NAMELESS, redelivered=False)
     deduplicator.settle(NAMELESS, sent=True, acked=False)
     deduplicator.connection_lost()
-    again = [asyncio.create_task(deduplicator.claim(NAMELESS, redelivered=True)) for _ in range(2)]
+    again = [asyncio.create_task(deduplicator.take(NAMELESS, redelivered=True)) for _ in range(2)]
     await others_run()
     taken = [task.result() for task in again if task.done()]
     for task in again:
@@ -793,9 +783,9 @@ async def test_first_of_two_equal_messages_ends_nothing_of_the_other(deduplicato
 
 async def test_waiting_redelivery_that_is_cancelled(deduplicator: Book) -> None:
     """A redelivery that stops waiting leaves the first, and the next, as they were."""
-    await deduplicator.claim(NAMED, redelivered=False)
-    gone = asyncio.create_task(deduplicator.claim(NAMED, redelivered=True))
-    again = asyncio.create_task(deduplicator.claim(NAMED, redelivered=True))
+    await deduplicator.take(NAMED, redelivered=False)
+    gone = asyncio.create_task(deduplicator.take(NAMED, redelivered=True))
+    again = asyncio.create_task(deduplicator.take(NAMED, redelivered=True))
     await others_run()
     gone.cancel()
     await others_run()
@@ -809,14 +799,14 @@ async def test_waiting_redelivery_that_is_cancelled(deduplicator: Book) -> None:
 
 async def decided(deduplicator: Book, one: MessageIdentity) -> None:
     """Take a delivery, decide about it and give it back unsettled."""
-    await deduplicator.claim(one, redelivered=False)
-    deduplicator.give_back(one, DECISION)
+    await deduplicator.take(one, redelivered=False)
+    deduplicator.release(one, DECISION)
 
 
 async def test_decision_is_recalled(deduplicator: Book) -> None:
     """What was decided about a delivery that could not be settled is known when it returns."""
     await decided(deduplicator, NAMED)
-    await deduplicator.claim(NAMED, redelivered=True)
+    await deduplicator.take(NAMED, redelivered=True)
 
     assert deduplicator.recall(NAMED) is DECISION
 
@@ -840,17 +830,17 @@ async def test_later_decision_counts(deduplicator: Book) -> None:
     """A delivery that was given back twice has the decision of the second time."""
     later = Released(DECISION.envelope, Dead(reason="refused", detail="no"))
     await decided(deduplicator, NAMED)
-    await deduplicator.claim(NAMED, redelivered=True)
+    await deduplicator.take(NAMED, redelivered=True)
     deduplicator.recall(NAMED)
-    deduplicator.give_back(NAMED, later)
+    deduplicator.release(NAMED, later)
 
     assert deduplicator.recall(NAMED) is later
 
 
 async def test_what_went_back_undecided_keeps_its_envelope(deduplicator: Book) -> None:
     """What was given back undecided goes on with its key and its counts."""
-    await deduplicator.claim(NAMED, redelivered=False)
-    deduplicator.give_back(NAMED, None)
+    await deduplicator.take(NAMED, redelivered=False)
+    deduplicator.release(NAMED, None)
 
     assert deduplicator.recall(NAMED) is NOTHING_DECIDED
 
@@ -858,8 +848,11 @@ async def test_what_went_back_undecided_keeps_its_envelope(deduplicator: Book) -
 async def test_decision_is_for_redeliveries_only(deduplicator: Book) -> None:
     """Equal words that come for the first time are another message."""
     await decided(deduplicator, NAMELESS)
+    assert await deduplicator.take(NAMELESS, redelivered=False)
+    assert await deduplicator.take(NAMELESS, redelivered=True)
 
-    assert deduplicator.recall(NAMELESS, redelivered=False) is None
+    assert deduplicator.recall(NAMELESS) is DECISION
+    assert deduplicator.recall(NAMELESS) is None
 
 
 async def test_decision_does_not_outlive_its_redelivery(deduplicator: Book, clock: Clock) -> None:
@@ -873,22 +866,22 @@ async def test_decision_does_not_outlive_its_redelivery(deduplicator: Book, cloc
 async def test_decision_that_is_carried_out_is_settled(deduplicator: Book) -> None:
     """Once a recalled decision is settled the message is a repeat like any other."""
     await decided(deduplicator, NAMED)
-    await deduplicator.claim(NAMED, redelivered=True)
+    await deduplicator.take(NAMED, redelivered=True)
     deduplicator.recall(NAMED)
     deduplicator.settle(NAMED, sent=True, acked=True)
 
-    assert not await deduplicator.claim(NAMED, redelivered=True)
+    assert not await deduplicator.take(NAMED, redelivered=True)
 
 
 async def test_what_is_known_of_a_repeat_is_recalled_for_a_repeat(clock: Clock) -> None:
     """The first message and its repeat are equal in all: each goes on with its own."""
     deduplicator = Deduplicator(heartbeat_seconds=10, clock=clock)
-    deduplicator.give_back_repeat(NAMED, DECISION)
+    deduplicator.release_repeat(NAMED, DECISION)
 
-    assert deduplicator.recall(NAMED, redelivered=True) is None
-    assert deduplicator.recall_repeat(NAMED, redelivered=False) is None
-    assert deduplicator.recall_repeat(NAMED, redelivered=True) is DECISION
-    assert deduplicator.recall_repeat(NAMED, redelivered=True) is None
+    assert deduplicator.take_released(NAMED) is None
+    assert deduplicator.take_released_repeat(NAMED, redelivered=False) is None
+    assert deduplicator.take_released_repeat(NAMED, redelivered=True) is DECISION
+    assert deduplicator.take_released_repeat(NAMED, redelivered=True) is None
 
 
 # --- Bounds --------------------------------------------------------------------------------------
@@ -903,7 +896,7 @@ async def test_oldest_entries_are_forgotten_first(deduplicator: Book) -> None:
     for one in entries:
         await done(deduplicator, one)
     known = [
-        not await deduplicator.claim(one, redelivered=True)
+        not await deduplicator.take(one, redelivered=True)
         for one in (entries[0], entries[-LEAST_OWN])
     ]
 
@@ -917,9 +910,11 @@ async def test_an_id_takes_little_memory(clock: Clock) -> None:
     try:
         for number in range(count):
             one = MessageIdentity(number.to_bytes(16), has_id=True, copies=0)
-            claim = await deduplicator.claim(one, redelivered=False, waits=untimed)
-            assert isinstance(claim, InFlight)
-            deduplicator.settle(claim, ACCEPTED._replace(provider_id=str(uuid.uuid4())), acked=True)
+            verdict = await identify(deduplicator, one, redelivered=False)
+            assert isinstance(verdict, New)
+            deduplicator.settle(
+                verdict.in_flight, ACCEPTED._replace(provider_id=str(uuid.uuid4())), acked=True
+            )
         size, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -934,10 +929,12 @@ async def test_a_search_for_garbage_has_nothing_to_visit(clock: Clock) -> None:
     before = len(gc.get_objects())
     for number in range(count):
         one = MessageIdentity(number.to_bytes(16), has_id=bool(number % 2), copies=0)
-        claim = await deduplicator.claim(one, redelivered=False, waits=untimed)
-        assert isinstance(claim, InFlight)
-        deduplicator.settle(claim, ACCEPTED._replace(provider_id=str(uuid.uuid4())), acked=True)
-    del claim
+        verdict = await identify(deduplicator, one, redelivered=False)
+        assert isinstance(verdict, New)
+        deduplicator.settle(
+            verdict.in_flight, ACCEPTED._replace(provider_id=str(uuid.uuid4())), acked=True
+        )
+    del verdict
 
     assert len(gc.get_objects()) - before < count / 10
 
@@ -946,9 +943,9 @@ async def _settle_and_lose(clock: Clock, entries: list[MessageIdentity]) -> floa
     """Return the processor's seconds for settling all of these and losing their connection."""
     deduplicator, began = Deduplicator(heartbeat_seconds=10, clock=clock), time.process_time()
     for one in entries:
-        claim = await deduplicator.claim(one, redelivered=False, waits=untimed)
-        assert isinstance(claim, InFlight)
-        deduplicator.settle(claim, ACCEPTED, acked=True)
+        verdict = await identify(deduplicator, one, redelivered=False)
+        assert isinstance(verdict, New)
+        deduplicator.settle(verdict.in_flight, ACCEPTED, acked=True)
     deduplicator.connection_lost(most_unacked=len(entries))
     return time.process_time() - began
 
@@ -1011,15 +1008,15 @@ async def test_what_is_owed_an_ack_is_expected(
     deduplicator: Book, clock: Clock, one: MessageIdentity
 ) -> None:
     """What was sent and could not be acked is expected until it has come again, and its repeats."""
-    await deduplicator.claim(one, redelivered=False)
+    await deduplicator.take(one, redelivered=False)
     deduplicator.connection_lost()
     deduplicator.settle(one, sent=True, acked=False)
     clock.now += 2 * COMES_AGAIN_SECONDS
     assert deduplicator.expects_redeliveries
 
-    assert not await deduplicator.claim(one, redelivered=True, acked=False)
+    assert not await deduplicator.take(one, redelivered=True, acked=False)
     assert deduplicator.expects_redeliveries
-    assert not await deduplicator.claim(one, redelivered=True)
+    assert not await deduplicator.take(one, redelivered=True)
     assert not deduplicator.expects_redeliveries
 
 
@@ -1032,16 +1029,16 @@ async def test_a_decision_is_expected_until_it_is_carried_out(
     clock.now += 2 * COMES_AGAIN_SECONDS
     assert deduplicator.expects_redeliveries
 
-    await deduplicator.claim(NAMED, redelivered=True)
+    await deduplicator.take(NAMED, redelivered=True)
     deduplicator.recall(NAMED)
     assert not deduplicator.expects_redeliveries
 
 
 async def test_what_went_back_undecided_is_not_expected(deduplicator: Book, clock: Clock) -> None:
     """It can as well be sent by the next worker."""
-    await deduplicator.claim(NAMED, redelivered=False)
+    await deduplicator.take(NAMED, redelivered=False)
     deduplicator.connection_lost()
-    deduplicator.give_back(NAMED, None)
+    deduplicator.release(NAMED, None)
     clock.now += 2 * COMES_AGAIN_SECONDS
 
     assert not deduplicator.expects_redeliveries
@@ -1050,8 +1047,8 @@ async def test_what_went_back_undecided_is_not_expected(deduplicator: Book, cloc
 async def test_of_two_equals_the_one_that_is_decided_is_recalled(deduplicator: Book) -> None:
     """An equal text of which nothing is decided goes back first, and comes second."""
     for kept in (None, DECISION):
-        await deduplicator.claim(NAMELESS, redelivered=False)
-        deduplicator.give_back(NAMELESS, kept)
+        await deduplicator.take(NAMELESS, redelivered=False)
+        deduplicator.release(NAMELESS, kept)
 
     assert deduplicator.recall(NAMELESS) is DECISION
     assert deduplicator.recall(NAMELESS) is NOTHING_DECIDED
@@ -1079,32 +1076,32 @@ async def test_long_absence_of_the_broker_forgets_nothing(
     deduplicator: Book, clock: Clock, one: MessageIdentity
 ) -> None:
     """What was sent is known when it comes again, however long the broker was away."""
-    await deduplicator.claim(one, redelivered=False)
+    await deduplicator.take(one, redelivered=False)
     deduplicator.connection_lost(and_back=False)
     deduplicator.settle(one, sent=True, acked=False)
     clock.now += LONG
     deduplicator.consuming_again()
 
-    assert not await deduplicator.claim(one, redelivered=True)
+    assert not await deduplicator.take(one, redelivered=True)
 
 
 async def test_long_absence_of_the_broker_forgets_no_decision(
     deduplicator: Book, clock: Clock
 ) -> None:
     """What must not be sent again is known when it comes again."""
-    await deduplicator.claim(NAMED, redelivered=False)
+    await deduplicator.take(NAMED, redelivered=False)
     deduplicator.connection_lost(and_back=False)
-    deduplicator.give_back(NAMED, DECISION)
+    deduplicator.release(NAMED, DECISION)
     clock.now += LONG
     deduplicator.consuming_again()
-    await deduplicator.claim(NAMED, redelivered=True)
+    await deduplicator.take(NAMED, redelivered=True)
 
     assert deduplicator.recall(NAMED) == DECISION
 
 
 async def test_absences_of_the_broker_count_together(deduplicator: Book, clock: Clock) -> None:
     """What was sent before a second absence is known after it."""
-    await deduplicator.claim(NAMELESS, redelivered=False)
+    await deduplicator.take(NAMELESS, redelivered=False)
     deduplicator.connection_lost(and_back=False)
     deduplicator.settle(NAMELESS, sent=True, acked=False)
     for _ in range(2):
@@ -1113,32 +1110,32 @@ async def test_absences_of_the_broker_count_together(deduplicator: Book, clock: 
         deduplicator.connection_lost(and_back=False)
     deduplicator.consuming_again()
 
-    assert not await deduplicator.claim(NAMELESS, redelivered=True)
+    assert not await deduplicator.take(NAMELESS, redelivered=True)
 
 
 async def test_time_goes_on_when_the_broker_is_back(deduplicator: Book, clock: Clock) -> None:
     """What does not come again is forgotten, counted from when the broker was back."""
-    await deduplicator.claim(NAMELESS, redelivered=False)
+    await deduplicator.take(NAMELESS, redelivered=False)
     deduplicator.connection_lost(and_back=False)
     deduplicator.settle(NAMELESS, sent=True, acked=False)
     clock.now += LONG
     deduplicator.consuming_again()
     clock.now += DOUBT_SECONDS
 
-    assert await deduplicator.claim(NAMELESS, redelivered=True)
+    assert await deduplicator.take(NAMELESS, redelivered=True)
 
 
 async def test_two_losses_during_one_send(deduplicator: Book) -> None:
     """However often the connection is lost meanwhile, the redelivery waits for the first."""
-    await deduplicator.claim(NAMELESS, redelivered=False)
+    await deduplicator.take(NAMELESS, redelivered=False)
     deduplicator.connection_lost()
-    first = asyncio.create_task(deduplicator.claim(NAMELESS, redelivered=True))
+    first = asyncio.create_task(deduplicator.take(NAMELESS, redelivered=True))
     await others_run()
     assert not first.done()
     first.cancel()
     await asyncio.wait({first})
     deduplicator.connection_lost()
-    second = asyncio.create_task(deduplicator.claim(NAMELESS, redelivered=True))
+    second = asyncio.create_task(deduplicator.take(NAMELESS, redelivered=True))
     await others_run()
     assert not second.done()
     deduplicator.settle(NAMELESS, sent=True, acked=False)
@@ -1152,11 +1149,11 @@ async def test_doubt_about_acks_follows_the_heartbeat(
 ) -> None:
     """The slower a dead connection is noticed, the older an ack may be that was lost with it."""
     deduplicator = Deduplicator(heartbeat_seconds=heartbeat, clock=clock)
-    claim = await deduplicator.claim(NAMELESS, redelivered=False, waits=untimed)
-    assert isinstance(claim, InFlight)
-    deduplicator.settle(claim, ACCEPTED, acked=True)
+    verdict = await identify(deduplicator, NAMELESS, redelivered=False)
+    assert isinstance(verdict, New)
+    deduplicator.settle(verdict.in_flight, ACCEPTED, acked=True)
     clock.now += seconds
     deduplicator.connection_lost(most_unacked=1)
     deduplicator.consuming_again()
 
-    assert isinstance(await deduplicator.claim(NAMELESS, redelivered=True, waits=untimed), Repeat)
+    assert isinstance(await identify(deduplicator, NAMELESS, redelivered=True), Repeat)

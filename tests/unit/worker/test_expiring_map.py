@@ -29,7 +29,11 @@ def test_values_of_a_key_are_taken_in_order(remembered: ExpiringMap[str, int]) -
 
     assert (remembered.get("a"), remembered.get("b"), remembered.get("c")) == (1, 2, None)
     assert [remembered.take("a") for _ in range(4)] == [(1,), (3,), (4,), None]
-    assert ("a" in remembered, "b" in remembered, bool(remembered)) == (False, True, True)
+    assert ("a" in remembered, "b" in remembered, bool(remembered.live_keys())) == (
+        False,
+        True,
+        True,
+    )
 
 
 def test_a_value_is_forgotten_with_time(remembered: ExpiringMap[str, int], clock: Clock) -> None:
@@ -41,7 +45,7 @@ def test_a_value_is_forgotten_with_time(remembered: ExpiringMap[str, int], clock
 
     assert remembered.get("a") == 2
     clock.now += SECONDS / 2
-    assert ("a" in remembered, bool(remembered)) == (False, False)
+    assert ("a" in remembered, bool(remembered.live_keys())) == (False, False)
 
 
 def test_a_value_that_was_taken_is_not_forgotten_twice(
@@ -64,7 +68,7 @@ def test_the_oldest_makes_room(clock: Clock) -> None:
         remembered.add(key, value)
 
     assert remembered.clear() == [("b", 1), ("c", 2), ("a", 3)]
-    assert (bool(remembered), remembered.clear()) == (False, [])
+    assert (bool(remembered.live_keys()), remembered.clear()) == (False, [])
 
 
 def test_what_was_taken_is_not_cleared(remembered: ExpiringMap[str, int]) -> None:

@@ -286,8 +286,8 @@ def test_repeat_is_acked_and_answered(world: World) -> None:
     assert world.settle(reply_to="second")[3:] == ["ack", "publish to second"]
 
 
-def test_repeat_waits_for_the_first(world: World) -> None:
-    """A repeat that comes while the first is in flight is settled after it."""
+def test_repeat_waits_for_the_first(world: World, ears: Ears) -> None:
+    """A repeat that comes while the first is in flight is settled after it, its wait measured."""
 
     async def both() -> None:
         await asyncio.wait([world.take(), world.take(reply_to="second")])
@@ -295,6 +295,8 @@ def test_repeat_waits_for_the_first(world: World) -> None:
     world.run(both())
 
     assert world.told == ["post", "ack", "ack", "publish to second"]
+    waits = [line.get("waited_seconds") for line in ears.heard("delivery")]
+    assert waits == [None, {"ledger": 1.0}]
 
 
 def test_repeat_in_a_pause_does_not_wait(world: World) -> None:

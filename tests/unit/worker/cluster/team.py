@@ -13,7 +13,7 @@ from bridge.worker.cluster.exchange import Peers
 from bridge.worker.cluster.messages import Beat, Bye, Facts, Hello, read_message, write_message
 from bridge.worker.cluster.repeated_copies import RepeatedCopies
 from bridge.worker.cluster.roster import Roster
-from bridge.worker.deduplicator import Deduplicator, InFlight, Released, Repeat
+from bridge.worker.deduplicator import Deduplicator, InFlight, New, Released, Verdict, Wait
 from bridge.worker.delivery import Delivery
 from bridge.worker.envelope import COPIES, FIRST_DELIVERED_AT
 from bridge.worker.message_identity import MessageIdentity, identity_of
@@ -90,6 +90,7 @@ class Colleague:
             cast("Peers", self), self.deduplicator, identity_of=identity_of, clock=clock
         )
         self.may_wait = True
+        self._taken: dict[MessageIdentity, Released] = {}
         self._deduplication: ClusterDeduplicator | None = None
         if window_seconds is not None:
             peers = cast("Peers", self)
@@ -165,8 +166,8 @@ class Colleague:
         properties = Properties(message_id=copy.envelope.message_id, headers=headers)
         self.repeated_copies.note_published(properties, copy.body)
 
-    async def take(self, delivery: Delivery) -> InFlight | Repeat | None:
-        """Take a delivery as the worker does, up to its claim."""
+    async def take(self, delivery: Delivery) -> Verdict:
+        """Take a delivery as the worker does, up to its verdict."""
         identity = identity_of(delivery.envelope, delivery.body)
         if identity.copies:
             delivery.redelivered = self.repeated_copies.may_be_one(
@@ -179,19 +180,24 @@ class Colleague:
                 delivery, identity, may_wait=lambda: self.may_wait
             )
         ):
-            return None
-        claim = await self.deduplicator.claim(
-            identity, redelivered=delivery.redelivered, waits=delivery.waits
-        )
-        if self._deduplication is not None and isinstance(claim, InFlight):
-            self._deduplication.take(identity)
-        return claim
+            return Wait(None, is_redelivery=False)
+        verdict = self.deduplicator.identify(identity, redelivered=delivery.redelivered)
+        while isinstance(verdict, Wait) and verdict.first is not None:
+            verdict = await self.deduplicator.identify_after(
+                verdict.first, identity, redelivered=delivery.redelivered
+            )
+        if isinstance(verdict, New):
+            if verdict.released is not None:
+                self._taken[identity] = verdict.released
+            if self._deduplication is not None:
+                self._deduplication.take(identity)
+        return verdict
 
     async def begin(self, delivery: Delivery) -> InFlight:
         """Take a delivery that is no repeat."""
-        claim = await self.take(delivery)
-        assert isinstance(claim, InFlight)
-        return claim
+        verdict = await self.take(delivery)
+        assert isinstance(verdict, New)
+        return verdict.in_flight
 
     def settle(self, claim: InFlight, *, sent: bool = True, acked: bool = True) -> None:
         """Settle what was taken."""
@@ -201,19 +207,15 @@ class Colleague:
         if self._deduplication is not None:
             self._deduplication.end(claim.identity, accepted)
 
-    def give_back(
-        self, claim: InFlight, delivery: Delivery, outcome: Outcome | None = None
-    ) -> None:
+    def release(self, claim: InFlight, delivery: Delivery, outcome: Outcome | None = None) -> None:
         """Give back what was taken."""
-        self.deduplicator.give_back(claim, Released(delivery.envelope, outcome))
+        self.deduplicator.release(claim, Released(delivery.envelope, outcome))
         if self._deduplication is not None:
             self._deduplication.end(claim.identity, None)
 
     def recall(self, delivery: Delivery) -> Released | None:
-        """Return how a redelivery goes on."""
-        return self.deduplicator.recall(
-            identity_of(delivery.envelope, delivery.body), redelivered=True
-        )
+        """Return how a redelivery that was taken goes on."""
+        return self._taken.pop(identity_of(delivery.envelope, delivery.body), None)
 
     def lose_connection(self) -> None:
         """Lose the connection on which it consumes, and have another one."""

@@ -11,7 +11,7 @@ from bridge.errors import Confirm
 from bridge.telemetry.metrics import BridgeMetrics
 from bridge.worker.cluster.answering import MAX_WAITING
 from bridge.worker.cluster.questions import Answers, Questions, question_of
-from bridge.worker.deduplicator import InFlight, Released, Repeat
+from bridge.worker.deduplicator import New, Released, Repeat
 from bridge.worker.outcomes import Retried
 from tests.unit.worker.cluster.team import Team, again, identity, message
 
@@ -45,7 +45,7 @@ def test_two_equal_texts_of_which_one_is_in_flight_here(team: Team) -> None:
         await first.begin(delivery)
         return await second.take(again(team, delivery, key="f" * 32))
 
-    assert isinstance(team.play(story()), InFlight)
+    assert isinstance(team.play(story()), New)
 
 
 @pytest.mark.parametrize("settled", [False, True], ids=["in flight", "acked"])
@@ -104,13 +104,13 @@ def test_a_copy_that_may_be_stored_is_waited_for(team: Team) -> None:
         redelivered = again(team, delivery)
         claim = await first.begin(delivery)
         kept = Released(delivery.envelope, RETRIED, copy_with(confirm))
-        first.deduplicator.give_back(claim, kept)
+        first.deduplicator.release(claim, kept)
         first.lose_connection()
         taking = asyncio.create_task(second.take(redelivered))
         await asyncio.sleep(15)
         assert not taking.done()
         confirm.set_result("error")
-        assert isinstance(await taking, InFlight)
+        assert isinstance(await taking, New)
         return second.recall(redelivered)
 
     found = team.play(story())
@@ -128,12 +128,12 @@ def test_a_copy_is_not_waited_for_by_who_ends(team: Team) -> None:
         delivery = message(team, None)
         redelivered = again(team, delivery, key="f" * 32)
         kept = Released(delivery.envelope, RETRIED, copy_with(new_confirm()))
-        first.deduplicator.give_back(await first.begin(delivery), kept)
+        first.deduplicator.release(await first.begin(delivery), kept)
         first.lose_connection()
         first.answerer.gives_up_copies = True
         taking = asyncio.create_task(second.take(redelivered))
         await asyncio.sleep(0.5)
-        assert isinstance(taking.result(), InFlight)
+        assert isinstance(taking.result(), New)
         return second.recall(redelivered)
 
     found = team.play(story())
@@ -151,7 +151,7 @@ def test_a_copy_that_is_stored_ends_the_matter(team: Team) -> None:
         delivery, confirm = message(team), new_confirm()
         confirm.set_result("confirmed")
         kept = Released(delivery.envelope, RETRIED, copy_with(confirm))
-        first.deduplicator.give_back(await first.begin(delivery), kept)
+        first.deduplicator.release(await first.begin(delivery), kept)
         first.lose_connection()
         return await second.take(again(team, delivery))
 

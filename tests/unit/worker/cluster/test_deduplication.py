@@ -11,7 +11,7 @@ from bridge.worker.cluster.deduplication import (
     REPORT_SECONDS,
 )
 from bridge.worker.cluster.messages import Bye
-from bridge.worker.deduplicator import InFlight, Repeat
+from bridge.worker.deduplicator import New, Repeat, Wait
 from tests.unit.worker.cluster.team import HEARD_AFTER_SECONDS, Team, again, message
 
 WINDOW_SECONDS = 60.0
@@ -68,11 +68,11 @@ def test_another_body_or_no_id_is_another_message(make_team: MakeTeam) -> None:
 
     said, *taken = team.play(story())
     assert "report" not in {kind for _, kind in said}
-    assert taken == [InFlight, InFlight]
+    assert taken == [New, New]
 
 
 @pytest.mark.parametrize(
-    ("seconds", "taken"), [(WINDOW_SECONDS - 1, Repeat), (WINDOW_SECONDS + 0.1, InFlight)]
+    ("seconds", "taken"), [(WINDOW_SECONDS - 1, Repeat), (WINDOW_SECONDS + 0.1, New)]
 )
 @pytest.mark.parametrize("worker", [0, 1], ids=["itself", "another"])
 def test_the_window_is_the_same_for_all(
@@ -101,7 +101,7 @@ def test_a_redelivery_is_known_beyond_the_window(make_team: MakeTeam) -> None:
     assert type(team.play(story())) is Repeat
 
 
-@pytest.mark.parametrize(("sent", "taken"), [(True, Repeat), (False, InFlight)])
+@pytest.mark.parametrize(("sent", "taken"), [(True, Repeat), (False, New)])
 def test_what_a_peer_has_in_flight_is_waited_for(
     make_team: MakeTeam, taken: type, *, sent: bool
 ) -> None:
@@ -135,10 +135,10 @@ def test_what_went_back_is_no_longer_waited_for(make_team: MakeTeam) -> None:
         await asyncio.sleep(TOLD_SECONDS)
         taking = asyncio.create_task(second.take(message(team)))
         await asyncio.sleep(1)
-        first.give_back(claim, delivery)
+        first.release(claim, delivery)
         return await taking
 
-    assert isinstance(team.play(story()), InFlight)
+    assert isinstance(team.play(story()), New)
 
 
 def test_a_peer_that_dies_is_waited_for_some_seconds(make_team: MakeTeam) -> None:
@@ -236,7 +236,7 @@ def test_none_waits_in_a_pause(make_team: MakeTeam) -> None:
         return await taking, team.loop.time() - paused_at
 
     taken, seconds = team.play(story())
-    assert (taken, seconds <= 1) == (None, True)
+    assert (taken, seconds <= 1) == (Wait(None, is_redelivery=False), True)
 
 
 @pytest.mark.parametrize("sent", [True, False])
@@ -258,7 +258,7 @@ def test_a_lost_end_is_asked_for(make_team: MakeTeam, *, sent: bool) -> None:
         return await taking, team.loop.time() - ended_at
 
     taken, seconds = team.play(story())
-    assert type(taken) is (Repeat if sent else InFlight)
+    assert type(taken) is (Repeat if sent else New)
     assert seconds <= (1.1 if sent else BUSY_SECONDS + 1.1)
 
 
@@ -306,7 +306,7 @@ def test_a_newcomer_learns_what_was_sent(make_team: MakeTeam, count: int) -> Non
         await asyncio.sleep(10)
         return [known, type(await newcomer.take(message(team, "m-0")))]
 
-    assert team.play(story()) == [{Repeat}, InFlight]
+    assert team.play(story()) == [{Repeat}, New]
 
 
 def test_a_newcomer_is_told_what_is_in_flight(make_team: MakeTeam) -> None:

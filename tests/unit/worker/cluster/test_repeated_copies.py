@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bridge.worker.deduplicator import InFlight, Repeat
+from bridge.worker.deduplicator import New, Repeat
 from bridge.worker.delivery import Delivery
 from bridge.worker.sent_messages import SENT_SECONDS
 from tests.deliveries import make_delivery
@@ -66,12 +66,12 @@ def test_both_come_at_once(team: Team, place: int) -> None:
         for taken in asyncio.as_completed((asking, taking)):
             found = await taken
             kinds.add(type(found))
-            if isinstance(found, InFlight):
+            if isinstance(found, New):
                 await asyncio.sleep(0.5)
-                (for_first if taking.done() else for_second).settle(found)
+                (for_first if taking.done() else for_second).settle(found.in_flight)
         return kinds
 
-    assert team.play(story()) == {InFlight, Repeat}
+    assert team.play(story()) == {New, Repeat}
 
 
 def test_a_worker_that_joins_later(team: Team) -> None:
@@ -228,7 +228,7 @@ def test_a_renewed_request_that_is_there_twice(team: Team) -> None:
 
     taken, published_again = team.play(story())
     assert taken == Repeat(None)
-    assert isinstance(published_again, InFlight)
+    assert isinstance(published_again, New)
 
 
 def test_a_renewed_request_that_failed(team: Team) -> None:
@@ -244,7 +244,7 @@ def test_a_renewed_request_that_failed(team: Team) -> None:
         one.end()
         return await other.take(again(team, first))
 
-    assert isinstance(team.play(story()), InFlight)
+    assert isinstance(team.play(story()), New)
 
 
 def test_any_other_copy_asks_nobody(team: Team) -> None:
