@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from bridge.admin.checks.broker import check_consumers
-from bridge.admin.checks.findings import Broker
+from bridge.admin.checks.findings import CheckedBroker
 from bridge.admin.drain import count_waiting
 from bridge.admin.status.look import Looker
 from bridge.sandbox.processes import guarded
@@ -342,7 +342,7 @@ async def test_operators_see_both_queues(bench: Bench, tmp_path: Path) -> None:
             await looker.aclose()
         async with open_link(bench, "check") as connection:
             waiting = await count_waiting(connection, settings.worker)
-            broker = Broker(
+            broker = CheckedBroker(
                 settings=settings,
                 roles=["worker"],
                 url=settings.rabbitmq.url[0],
