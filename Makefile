@@ -171,13 +171,12 @@ test-fast: $(DEV_STAMP)  ## run the tests that need no broker and no Prometheus,
 	$(BIN)/pytest $(IN_PARALLEL) -m 'not slow and not serial' $(TESTS) \
 	    --ignore tests/browser --ignore tests/faults --ignore tests/integration --ignore tests/cluster
 
-# The folder of each module in the list, and the file of one that is in no wing.
+# The unit tests of each package with a module in the list, and of each module in no package.
 COMPILED_TESTS = tests/test_compiled.py $(sort $(shell sed -n '/hooks.mypyc\]/,/^\]/ { \
-    s|^  "bridge/\([^/]*\)/.*|tests/\1|p; s|^  "bridge/\([^/]*\.py\)",|tests/test_\1|p }' pyproject.toml))
+    s|^  "bridge/\([^/]*\)/.*|tests/unit/\1|p; s|^  "bridge/\([^/]*\.py\)",|tests/unit/test_\1|p }' pyproject.toml))
 test-compiled:  ## run those of test-fast that concern what is compiled, on the compiled modules
 	$(MAKE) --no-print-directory test-fast COMPILED=1 TESTS="$(COMPILED_TESTS)"
 
-SINCE ?= origin/main
 test-plain-wire: export SMS_BRIDGE_TEST_WIRE := plain
 test-plain-wire: $(DEV_STAMP) broker  ## run the roles' integration tests on the wire through aiormq
 	$(call run_tests,$(BIN),$(addprefix tests/integration/test_,worker.py webhook.py lifecycle.py))
