@@ -161,9 +161,10 @@ async def test_a_good_set_up_passes(site: Site, service: Service, http: httpx.As
     attempts = (await http.get(f"{service.url}/sandbox/requests")).json()["requests"]
 
     assert found["fail"] == []
-    # Nobody consumes the two queues.
+    # Nobody consumes the three queues.
     assert [one.subject for one in found["warn"]] == [
         f"queue {site.name}",
+        f"queue {site.name}.urgent",
         f"queue {site.name}.events",
     ]
     assert {one.subject.split()[0] for one in found["ok"]} == {
