@@ -210,19 +210,20 @@ async def test_a_probe_that_reaches_nobody_ends_no_pause(bench: Bench, api: Http
 
 async def test_no_delivery_is_held_for_a_long_retry_after(bench: Bench) -> None:
     """While the service wants a wait of minutes everything waits on the ladder."""
-    number, another = make_numbers(2)
+    await bench.declare_main()
+    numbers = await bench.publish(20)
     bench.service.misbehave({"status": 429, "headers": {"Retry-After": "900"}})
-    async with bench.worker(worker__concurrency=10, worker__ordering="recipient") as live:
-        await publish_texts(bench, number, 20)
+    # One POST is made, and what is held beside it waits for the next token.
+    changed: dict[str, Any] = {"worker__rate_limit": {"per_second": 1, "burst": 1}}
+    async with bench.worker(worker__concurrency=10, **changed) as live:
         await eventually(lambda: live.paused == {"rate_limited"}, what="paused")
         # One number's answer does not show that the wait is for all.
-        await publish_texts(bench, another, 1)
-        await eventually(lambda: bench.service.posts([another]), what="asked for it, too")
+        await eventually(lambda: len(bench.service.posts(numbers)) == 2, what="asked for another")
         held = "sms_bridge_worker_messages_in_progress"
         await eventually(lambda: live.metric(held) == 0, what="nothing held")
         await eventually(lambda: not live.worker.consumer.is_registered, what="nothing taken")
 
-        assert len(bench.service.posts([number])) == 1
+        assert len(bench.service.posts(numbers)) == 2
 
 
 async def test_a_probe_whose_connection_ends_makes_room(bench: Bench) -> None:

@@ -185,7 +185,8 @@ async def test_a_drain_that_a_full_queue_cuts_off_names_it(bench: Bench) -> None
 async def _declare_with_full_dead_queue(bench: Bench) -> None:
     declare = bench.amqp.channel.declare_queue
     full: FieldTable = {"x-max-length": 1, "x-overflow": "reject-publish"}
-    for name in (bench.queue, f"{bench.queue}.retry.1s", f"{bench.queue}.retry.2s"):
+    retry_queues = [f"{bench.queue}.retry.1s", f"{bench.queue}.retry.2s"]
+    for name in (bench.queue, bench.urgent_queue, *retry_queues):
         await declare(name, durable=True)
     await declare(bench.dead_queue, durable=True, arguments=full)
 
@@ -235,7 +236,7 @@ async def test_a_delivery_limit_drops_nothing_in_flight(bench: Bench) -> None:
     quorum: FieldTable = {"x-queue-type": "quorum"}
     declare = bench.amqp.channel.declare_queue
     await declare(bench.queue, durable=True, arguments=quorum | {"x-delivery-limit": 2})
-    for name in ("retry.1s", "retry.2s", "dead"):
+    for name in ("urgent", "retry.1s", "retry.2s", "dead"):
         await declare(f"{bench.queue}.{name}", durable=True, arguments=quorum)
     bench.service.misbehave({"latency_seconds": 3})
     # The drain waits for redeliveries that this broker has dropped.
