@@ -408,10 +408,10 @@ async def test_what_is_missing_is_told_and_not_made(managed_broker: Broker, site
 
     assert (first["fail"], declare["fail"]) == ([], [])
     assert [one.text for one in first["warn"] if one.subject == "topology"] == [
-        "none of the 3 queues and exchanges is there; a role declares what it needs when it starts"
+        "none of the 5 queues and exchanges is there; a role declares what it needs when it starts"
     ]
-    assert len([one for one in declare["warn"] if "missing" in one.text]) == 3
-    assert len([one for one in verify["fail"] if "missing" in one.text]) == 3
+    assert len([one for one in declare["warn"] if "missing" in one.text]) == 5
+    assert len([one for one in verify["fail"] if "missing" in one.text]) == 5
     assert name not in json.dumps(definitions)
 
 
@@ -440,13 +440,17 @@ async def test_missing_permissions_are_named(managed_broker: Broker, site: Site)
         f"the user may not {what}"
         for what in (
             f"read {site.name}",
+            f"read {site.name}.urgent",
             "write amq.default",
             f"write {site.name}.events",
             f"write queue {site.name}.events and read exchange {site.name}.events",
             f"configure exchange {site.name}.events",
             *(
                 f"configure queue {site.name}{part}"
-                for part in ("", ".active", ".retry.5s", ".dead", ".events")
+                for part in (
+                    *("", ".urgent", ".active", ".retry.5s", ".urgent.retry.5s"),
+                    *(".dead", ".events"),
+                )
             ),
         )
     }
@@ -550,15 +554,16 @@ async def test_quiet_prints_only_what_is_wrong(site: Site, canaries: Canaries) -
         }
     )
     document = json.loads(results["json"].stdout)
-    warning = (
-        f"warn  queue {site.name}: nobody consumes it, so nothing is sent; 0 messages wait; "
+    warnings = [
+        f"warn  queue {queue}: nobody consumes it, so nothing is sent; 0 messages wait; "
         "start a worker; where one runs, its /readyz says why it takes nothing"
-    )
+        for queue in (site.name, f"{site.name}.urgent")
+    ]
 
     assert {result.returncode for result in results.values()} == {0}
     assert results["offline"].stdout == b""
-    assert results["online"].stdout.decode().splitlines() == [warning]
-    assert [finding["result"] for finding in document["findings"]] == ["warn"]
+    assert results["online"].stdout.decode().splitlines() == warnings
+    assert [finding["result"] for finding in document["findings"]] == ["warn", "warn"]
     assert document["configuration"] is None
 
 

@@ -20,7 +20,7 @@ import pytest
 from bridge.admin.drain import MAX_ROUND
 from bridge.config import WorkerSettings
 from bridge.sandbox.broker import Broker
-from bridge.topology.declarations import worker_topology
+from bridge.topology.declarations import Topology, worker_topology
 from tests.accounts import account, permit
 from tests.integration.conftest import (
     Amqp,
@@ -72,10 +72,16 @@ class Campaign:
             "worker.retry_delays": list(LADDER),
         }
 
+    @property
+    def topology(self) -> Topology:
+        """The queues that a worker with these settings declares."""
+        return worker_topology(
+            WorkerSettings.model_validate({"queue": self.queue, "retry_delays": LADDER})
+        )
+
     async def declare(self, arguments: dict[str, Any]) -> None:
         """Make the queues as a worker does, the main one as somebody else may have."""
-        worker = WorkerSettings.model_validate({"queue": self.queue, "retry_delays": LADDER})
-        for queue in worker_topology(worker).queues:
+        for queue in self.topology.queues:
             own = arguments if queue.name == self.queue else queue.arguments
             await self.amqp.channel.declare_queue(queue.name, durable=True, arguments=own)
 
@@ -120,8 +126,7 @@ async def open_campaign(
     ours = Campaign(amqp, url, unique("drain"), folder)
     await ours.declare(arguments)
     yield ours
-    names = [ours.queue, ours.dead, *(f"{ours.queue}.retry.{step}" for step in LADDER)]
-    await amqp.delete(names)
+    await amqp.delete([queue.name for queue in ours.topology.queues])
 
 
 @pytest.fixture
@@ -168,7 +173,9 @@ async def test_it_counts_for_a_script(campaign: Campaign) -> None:
     asked = await campaign.run("--json")
     done = await campaign.run("--json", "--yes", "--file", str(campaign.file))
     again = await campaign.run("--json", "--yes", "--file", str(campaign.file))
-    steps = {f"{campaign.queue}.retry.{step}": 0 for step in LADDER}
+    urgent = f"{campaign.queue}.urgent"
+    retries = [f"{queue}.retry.{step}" for queue in (campaign.queue, urgent) for step in LADDER]
+    steps = dict.fromkeys((urgent, *retries), 0)
     waiting = {"waiting": {**steps, campaign.queue: 2}, "workers": 0}
     moved = {"moved": {campaign.queue: 2}, "maybe_sent": 0, "file": str(campaign.file)}
     empty = {"waiting": {**steps, campaign.queue: 0}, "workers": 0}
