@@ -25,6 +25,9 @@ from tests.forked import ForkedChild, run_forked
 ROLES = ("worker", "webhook")
 PATH = "/webhooks/twilio"
 QUEUE = "sms.outbound"
+URGENT_QUEUE = f"{QUEUE}.urgent"
+# The share of the messages that are published on the urgent queue.
+URGENT_SHARE = 0.1
 KEY, SECRET = "the-key-of-a-run", "the-secret-of-a-run"
 START_SECONDS = 60
 GRACE_SECONDS = 30
@@ -41,7 +44,6 @@ SETTINGS: Mapping[str, object] = {
     "WORKER__ON_UNCERTAIN": "retry",
     "WORKER__OUTAGE_AFTER": "2s",
     "WORKER__RATE_LIMIT__PER_SECOND": 60,
-    "WORKER__PRIORITIES": "on",
     "SMS_API__PRESET": "twilio",
     "SMS_API__ACCOUNT": "any-account",
     "SMS_API__KEY": KEY,
@@ -143,7 +145,9 @@ class WatchedRun:
             # From half to one and a half of it, and back.
             owed += MESSAGES_PER_SECOND * TICK_SECONDS * (0.5 + 4 * share * (1 - share))
             for _ in range(int(owed)):
-                await channel.default_exchange.publish(self._message(), QUEUE)
+                urgent = self._chance.random() < URGENT_SHARE
+                queue = URGENT_QUEUE if urgent else QUEUE
+                await channel.default_exchange.publish(self._message(), queue)
             owed %= 1
             await asyncio.sleep(TICK_SECONDS)
 

@@ -12,7 +12,7 @@ from bridge.sandbox.broker import private_broker
 from bridge.sandbox.processes import Guard
 from tests.chart.dashboards import DASHBOARDS, filled, panels_of
 from tests.prometheus import Prometheus, running_prometheus
-from tests.watched_run import watched_run
+from tests.watched_run import QUEUE, URGENT_QUEUE, watched_run
 
 RUN_SECONDS = 30.0
 RATE_SECONDS = 20
@@ -46,12 +46,16 @@ class Watched:
     start: float
     end: float
 
-    async def values(self, expression: str) -> list[float]:
-        """Return every value of an expression over the run that is a number."""
+    async def series(self, expression: str) -> list[dict[str, Any]]:
+        """Return the series of an expression over the run."""
         asked = filled(expression, rate=f"{RATE_SECONDS}s", whole=f"{self.end - self.start:.0f}s")
-        found = await self.prometheus.query_range(
+        return await self.prometheus.query_range(
             asked, start=self.start, end=self.end, step_seconds=1
         )
+
+    async def values(self, expression: str) -> list[float]:
+        """Return every value of an expression over the run that is a number."""
+        found = await self.series(expression)
         values = [float(value) for result in found for _, value in result["values"]]
         return [value for value in values if not math.isnan(value)]
 
@@ -78,6 +82,19 @@ async def test_a_panel_has_something_to_show(
     values = await watched.values(target["expr"])
 
     assert values or {title, target["legendFormat"]} & NOTHING_TO_SHOW
+
+
+async def test_the_urgent_queue_has_a_line_of_its_own(watched: Watched) -> None:
+    """The worker's dashboard shows what is sent from the urgent queue beside the main queue."""
+    sent = next(p for p in panels_of(DASHBOARDS["worker"]) if p["title"] == "Sent, by queue")
+    series = await watched.series(sent["targets"][0]["expr"])
+    shown = {
+        found["metric"]["queue"]
+        for found in series
+        if any(float(value) > 0 for _, value in found["values"])
+    }
+
+    assert shown == {QUEUE, URGENT_QUEUE}
 
 
 async def test_what_happened_is_seen(watched: Watched) -> None:
