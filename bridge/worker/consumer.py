@@ -227,8 +227,7 @@ class Consumer:
             for queue, prefetch in wanted.items():
                 if queue in kept:
                     continue
-                # What an earlier consumer of the channel was given is no part of the new prefetch.
-                session.most_unacked += prefetch
+                session.note_consumer(queue, prefetch)
                 await channel.basic_qos(prefetch_count=prefetch)
                 if queue == self._urgent_queue:
                     tags[queue] = await self._consume_urgent(session, queue, callback, of_urgent)

@@ -75,6 +75,7 @@ class Intake:
         if self._empty_sessions:
             self._empty_sessions = 0
             self._poison_suspected(0)
+        session.note_delivery(queue)
         headers = properties.headers or {}
         delivery = Delivery(
             body=body,

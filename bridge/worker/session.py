@@ -11,9 +11,9 @@ from bridge.amqp.wire import Wire
 class Session:
     """One stretch of consuming on one channel; over when nothing can be acked on it any more.
 
-    `most_unacked`: how many deliveries the broker may have made on it before it reads an ack.
-    `last_ack_at` is a time of the event loop. `is_leaving`: nothing more of it is begun, so that it
-    can end.
+    `prefetches`: what its consumers of each queue may have been given in all, before the broker
+    reads an ack. `last_ack_at` is a time of the event loop. `is_leaving`: nothing more of it is
+    begun, so that it can end.
     """
 
     def __init__(self, channel: Channel, wire: Wire) -> None:
@@ -22,13 +22,32 @@ class Session:
         self.has_failed = False
         self.is_leaving = False
         self.last_ack_at = -math.inf
-        self.most_unacked = 0
+        self.prefetches: dict[str, int] = {}
+        self._delivered: dict[str, int] = {}
         self.over = asyncio.Event()
 
     @property
     def is_over(self) -> bool:
         """Whether nothing can be acked on it any more."""
         return self.over.is_set()
+
+    @property
+    def most_unacked(self) -> int:
+        """How many deliveries of it the broker may take for unacked.
+
+        Of each queue no more than the prefetch, and no more than were made: the prefetch of a queue
+        that delivers little puts no acks of the other in doubt.
+        """
+        prefetches = self.prefetches.items()
+        return sum(min(most, self._delivered.get(queue, 0)) for queue, most in prefetches)
+
+    def note_consumer(self, queue: str, prefetch: int) -> None:
+        """Note a consumer; what an earlier one was given is no part of its prefetch."""
+        self.prefetches[queue] = self.prefetches.get(queue, 0) + prefetch
+
+    def note_delivery(self, queue: str) -> None:
+        """Note that a queue has made a delivery on it."""
+        self._delivered[queue] = self._delivered.get(queue, 0) + 1
 
     def ack(self, tag: int) -> bool:
         """Write an ack, or return False: the broker delivers the message again."""

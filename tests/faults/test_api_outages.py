@@ -8,7 +8,7 @@ import pytest
 
 from tests.faults.bench import Bench, Live, eventually, make_numbers
 from tests.faults.http_proxy import HttpProxy, Point
-from tests.faults.traffic import NOT_SENT, has_taken, once_each, publish_texts
+from tests.faults.traffic import NOT_SENT, has_taken, once_each
 
 
 @pytest.mark.parametrize(

@@ -201,7 +201,7 @@ class OrderedConsumer:
         async with Deadline(RPC_TIMEOUT_SECONDS):
             await session.channel.basic_qos(prefetch_count=MOST_HELD)
             for queue in self._queues:
-                session.most_unacked += MOST_HELD
+                session.note_consumer(queue, MOST_HELD)
                 tag = "urgent" if queue == self._urgent_queue else "main"
                 by_tag[tag.encode()] = functools.partial(self._on_delivery, session, queue)
                 await session.channel.basic_consume(queue, callback, consumer_tag=tag)

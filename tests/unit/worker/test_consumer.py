@@ -238,7 +238,7 @@ def test_another_prefetch_takes_a_new_consumer(world: World) -> None:
             assert world.channel.asked == [*consuming(10), ("cancel", None), *consuming(25)]
             session = world.deliver().session
             # What the first one was given is no part of the prefetch of the second.
-            assert session.most_unacked == 35
+            assert session.prefetches == {"q": 35}
 
     world.run(play())
     assert world.registrations == 2
@@ -617,6 +617,21 @@ def test_a_broker_that_takes_no_acks_is_given_up(world: World, fault: Exception 
 # The urgent queue
 
 
+def test_a_queue_that_delivers_nothing_puts_no_acks_in_doubt(world: World) -> None:
+    """Of each queue no more can be unacked than its prefetch, and than it has delivered."""
+
+    async def play() -> None:
+        world.prefetches = {"q.urgent": 20, "q": 10}
+        async with world.serving():
+            session = world.deliver().session
+            assert session.most_unacked == 1
+            for _ in range(15):
+                world.deliver()
+            assert session.most_unacked == 10
+
+    world.run(play())
+
+
 def test_several_queues_have_each_a_prefetch(world: World) -> None:
     """A change of one interrupts no other, and all are one session."""
 
@@ -626,7 +641,7 @@ def test_several_queues_have_each_a_prefetch(world: World) -> None:
             first = [("qos", 20), ("consume", "q.urgent"), ("qos", 10), ("consume", "q")]
             assert world.channel.asked == first
             assert (world.consumer.is_registered, world.consumer.prefetch) == (True, 10)
-            assert world.deliver().session.most_unacked == 30
+            assert world.deliver().session.prefetches == {"q.urgent": 20, "q": 10}
 
             world.prefetches = {"q.urgent": 20, "q": 5}
             world.changed.set()
