@@ -189,7 +189,7 @@ class Consumer:
                     wire.keep_alive()
                     await self._wait_for_change()
             await close_channel(channel)
-        except ChannelAccessRefused:
+        except (ChannelAccessRefused, ChannelNotFoundEntity):
             self._intake.refuse()
             raise
         finally:

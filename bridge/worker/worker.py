@@ -253,12 +253,15 @@ class Worker:
 
     def _prefetch_of_each(self) -> dict[str, int]:
         prefetch, urgent_queue = self._prefetch(), self._settings.urgent_queue
-        each = {self._settings.queue: prefetch}
+        each: dict[str, int] = {}
         if urgent_queue is not None:
+            # Consumed first: where that is refused, the main queue has delivered nothing that would
+            # come back and count towards its delivery limit.
             # Several slots may become free at once: while urgent messages have all of them, as many
             # more wait here, so that no ordinary ones take their place.
             is_sending = not self._identification.is_stopping and self._breaker.paused is None
             each[urgent_queue] = 2 * prefetch if is_sending else prefetch
+        each[self._settings.queue] = prefetch
         return each
 
     def _prefetch(self) -> int:

@@ -26,6 +26,7 @@ from tests.faults.bench import (
     make_numbers,
     make_settings,
     open_amqp,
+    running,
 )
 from tests.faults.traffic import NOT_SENT, REFUSED, once_each
 
@@ -250,6 +251,23 @@ async def test_a_delivery_limit_drops_nothing_in_flight(bench: Bench) -> None:
         await bench.until_settled(live)
 
     assert bench.extra_posts(numbers) == {}
+
+
+async def test_a_missing_urgent_queue_costs_the_main_one_no_delivery(bench: Bench) -> None:
+    """A worker that may not make the queue takes nothing, which would count to a delivery limit."""
+    await bench.declare_main()
+    await bench.publish(5)
+    settings = make_settings(bench.values(rabbitmq__topology="off"))
+    async with running(settings, "worker") as live:
+        await eventually(lambda: len(live.logged("urgent_queue_unusable")) >= 5, what="tries")
+
+        assert live.metric("sms_bridge_worker_messages_received_total") == 0
+        assert live.logged("protocol_poison_suspected") == []
+    await eventually(lambda: _has_ready(bench, 5), what="all of them in the queue")
+
+
+async def _has_ready(bench: Bench, count: int) -> bool:
+    return await bench.amqp.count(bench.queue) == count
 
 
 def _has_received(live: Live, count: int) -> bool:
