@@ -963,14 +963,19 @@ async def verified(
     ladder = {
         "x-message-ttl": 60_000,
         "x-dead-letter-exchange": "",
-        "x-dead-letter-routing-key": queue,
         "x-dead-letter-strategy": "at-least-once",
         "x-overflow": "reject-publish",
     }
     for name, arguments in (
-        (queue, quorum),
         (f"{queue}.dead", quorum),
-        (f"{queue}.retry.1m", quorum | ladder),
+        *(
+            (f"{requests}{part}", quorum | more)
+            for requests in (queue, f"{queue}.urgent")
+            for part, more in (
+                ("", {}),
+                (".retry.1m", ladder | {"x-dead-letter-routing-key": requests}),
+            )
+        ),
     ):
         await amqp.channel.declare_queue(name, durable=True, arguments=arguments)  # type: ignore[arg-type]
     await worker.until_ready()

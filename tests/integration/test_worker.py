@@ -1071,7 +1071,7 @@ async def test_nothing_is_acked_before_its_copy_is_stored(
 ) -> None:
     """While its dead letter has nowhere to go a message stays the broker's, and comes back."""
     queue = unique("homeless")
-    await _declare(amqp, [queue])
+    await _declare(amqp, [queue, f"{queue}.urgent"])
     settings = {
         "worker.queue": queue,
         "worker.retry_delays": ["1s"],
@@ -1094,7 +1094,7 @@ async def test_a_dead_letter_waits_for_its_queue(
 ) -> None:
     """A dead letter that had nowhere to go is stored when the queue is there."""
     queue = unique("waiting")
-    await _declare(amqp, [queue])
+    await _declare(amqp, [queue, f"{queue}.urgent"])
     settings = {
         "worker.queue": queue,
         "worker.retry_delays": ["1s"],
