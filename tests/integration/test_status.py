@@ -150,14 +150,18 @@ async def test_the_form_of_the_json(scene: Scene) -> None:
     assert (worker["worker"]["sent"], worker["worker"]["dead"]) == (1, {"invalid": 1})
     assert worker["worker"]["last_sent_at"] is not None
     assert webhook["webhook"]["events"] == {"published": 1}
-    assert [(one["role"], one["ready"]) for one in found["queues"]] == [
-        ("requests", 0),
-        ("retry", 0),
-        ("retry", 0),
-        ("dead_letters", 1),
-        ("events", 1),
+    queue = scene.queue
+    assert [(one["name"], one["role"], one["ready"]) for one in found["queues"]] == [
+        (queue, "requests", 0),
+        (f"{queue}.urgent", "requests", 0),
+        (f"{queue}.retry.1s", "retry", 0),
+        (f"{queue}.retry.1h", "retry", 0),
+        (f"{queue}.urgent.retry.1s", "retry", 0),
+        (f"{queue}.urgent.retry.1h", "retry", 0),
+        (f"{queue}.dead", "dead_letters", 1),
+        (f"{queue}.in", "events", 1),
     ]
-    assert found["queues"][0]["consumers"] == 1
+    assert [one["consumers"] for one in found["queues"][:2]] == [1, 1]
     assert found["dead_letters"] == {"waiting": 1, "by_reason": {"invalid": 1}}
     # What is not there at the moment is put in, of the form that the facts of /readyz have.
     worker["worker"]["pauses"] = [dict.fromkeys(pause)]

@@ -38,7 +38,8 @@ async def values(managed_broker: Broker) -> AsyncIterator[dict[str, object]]:
     yield values
     name = values["worker.queue"]
     async with open_amqp(managed_broker.url) as amqp:
-        parts = ("", ".retry.5s", ".retry.2m", ".dead", ".events", ".outcome")
+        ladder = ("", ".retry.5s", ".retry.2m")
+        parts = (*ladder, *(f".urgent{part}" for part in ladder), ".dead", ".events", ".outcome")
         await amqp.delete([f"{name}{part}" for part in parts])
 
 
@@ -68,8 +69,8 @@ async def test_imported_definitions_are_what_the_bridge_needs(
     )
     missing = before.stdout.decode().splitlines()
 
-    # Two exchanges, five queues, one binding.
-    assert (before.returncode, len(missing)) == (1, 8)
+    # Two exchanges, eight queues, one binding.
+    assert (before.returncode, len(missing)) == (1, 11)
     assert all(line.startswith("missing: ") for line in missing)
     assert {name: result.returncode for name, result in after.items()} == dict.fromkeys(after, 0)
     assert b"bindings were not compared" in after["amqp"].stderr
@@ -84,7 +85,7 @@ async def test_declare_makes_what_is_missing(
     missing = [one["entity"].split()[0] for one in json.loads(partly.stdout)]
 
     assert (worker.returncode, partly.returncode) == (0, 1)
-    assert worker.stdout.decode().count("there is queue") == 4
+    assert worker.stdout.decode().count("there is queue") == 7
     assert missing == ["exchange", "queue", "binding"]
 
 
@@ -150,8 +151,8 @@ async def test_verify_does_not_take_one_broker_for_another(
     result = await run_program(*_verify(managed_broker), settings=elsewhere)
     told = result.stdout.decode().splitlines()
 
-    # Two exchanges and five queues; without the management API bindings are not compared.
-    assert (result.returncode, len(told)) == (1, 7)
+    # Two exchanges and eight queues; without the management API bindings are not compared.
+    assert (result.returncode, len(told)) == (1, 10)
     assert all(line.startswith("missing: ") for line in told)
     assert b"management API: it belongs to the cluster " in result.stderr
 
@@ -170,12 +171,13 @@ async def test_nothing_is_asked_of_a_broker_to_show() -> None:
     table = shown["table"].stdout.decode().splitlines()
 
     assert [queue["name"] for queue in document["queues"]] == [
-        "sms.outbound",
+        *("sms.outbound", "sms.outbound.urgent"),
         *(f"sms.outbound.retry.{delay}" for delay in ("5s", "30s", "2m", "10m", "1h")),
+        *(f"sms.outbound.urgent.retry.{delay}" for delay in ("5s", "30s", "2m", "10m", "1h")),
         *("sms.outbound.dead", "sms.inbound"),
     ]
-    assert [line.split()[0] for line in table[1:]] == ["queue"] * 8 + ["exchange", "binding"]
-    assert [one["kind"] for one in resources] == ["Queue"] * 8 + ["Exchange", "Binding", "Policy"]
+    assert [line.split()[0] for line in table[1:]] == ["queue"] * 14 + ["exchange", "binding"]
+    assert [one["kind"] for one in resources] == ["Queue"] * 14 + ["Exchange", "Binding", "Policy"]
 
 
 def _topology() -> Topology:
