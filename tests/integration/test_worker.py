@@ -266,6 +266,7 @@ async def test_a_paused_worker_stays_ready(locked: Locked) -> None:
         ],
         "paused_by_operator": None,
         "outage_suspected": False,
+        "standby": None,
         "copies_refused": 0,
         "retry_after_seconds": 0.0,
         "peers": 0,
