@@ -55,7 +55,7 @@ def test_their_tests_run_compiled_too() -> None:
     make = ["make", "--dry-run", "test-compiled"]
     printed = subprocess.run(make, cwd=ROOT, capture_output=True, check=True, text=True).stdout
     places = [path.split("/")[1] for path in MODULES]
-    tests = {f"tests/test_{at}" if at.endswith(".py") else f"tests/{at}" for at in places}
+    tests = {f"tests/unit/test_{at}" if at.endswith(".py") else f"tests/unit/{at}" for at in places}
 
     (line,) = (line for line in printed.splitlines() if "TESTS=" in line)
     assert set(line.split('"')[1].split()) == tests | {"tests/test_compiled.py"}
