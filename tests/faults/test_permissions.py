@@ -120,7 +120,7 @@ async def test_a_user_that_may_only_consume_and_publish(bench: Bench) -> None:
     async with open_link(bench, "operator") as connection:
         assert await provide(connection, worker_topology(settings.worker), "declare") == []
     async with (
-        user(bench, "^$", r"^amq\.default$", f"^{bench.queue}$") as url,
+        user(bench, "^$", r"^amq\.default$", rf"^{bench.queue}(\.urgent)?$") as url,
         bench.worker(rabbitmq__url=[url], rabbitmq__topology="verify") as live,
     ):
         bench.service.misbehave({"to": None, "count": 1, "status": 503})
