@@ -28,10 +28,9 @@ class Methods:
         self.can_write = asyncio.Event()
         self.can_write.set()
 
-    async def basic_ack(self, delivery_tag: int, *, multiple: bool, wait: bool) -> None:
+    async def basic_ack(self, delivery_tag: int, *, wait: bool) -> None:
         """Write an ack."""
         assert not wait
-        assert not multiple
         await self.can_write.wait()
         if self.is_gone:
             raise ChannelInvalidStateError

@@ -78,7 +78,7 @@ def test_who_waits_for_nothing_has_waited_for_nothing(delivery: Delivery, clock:
     assert not delivery.awaits_first
 
 
-GIVEN_BACK = {"peers", "order", "due", "slot", "pace", "rate", "probe"}
+GIVEN_BACK = {"peers", "order", "due", "slot", "pace", "rate", "probe", "next_try"}
 
 
 @pytest.mark.parametrize("cause", get_args(WaitCause))
