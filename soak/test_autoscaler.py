@@ -22,6 +22,11 @@ KEDA: Values = {
         }
     },
 }
+# The management API filters by this, which takes the main queue and the urgent one.
+BOTH_QUEUES = (
+    "?page=1&use_regex=true&pagination=false"
+    "&name=%5E%28sms%5C.outbound%7Csms%5C.outbound%5C.urgent%29%24&page_size=100"
+)
 
 
 def autoscaler(*overs: Values, **keda: Any) -> Autoscaler:
@@ -80,7 +85,7 @@ def test_where_it_asks(url: str) -> None:
     """The virtual host is the chart's, whatever the address ends with."""
     asked = autoscaler(managementUrl=url).url
 
-    assert asked == "http://rabbitmq:15672/api/queues/%2F/sms.outbound"
+    assert asked == f"http://rabbitmq:15672/api/queues/%2F{BOTH_QUEUES}"
 
 
 @pytest.mark.parametrize("end", ["", "/"])
@@ -88,12 +93,13 @@ def test_a_management_api_below_a_path(end: str) -> None:
     """KEDA takes the last part of a path for a virtual host; the chart keeps it the path's."""
     asked = autoscaler(managementUrl=f"https://proxy.example.com/rabbit{end}").url
 
-    assert asked == "https://proxy.example.com/rabbit/api/queues/%2F/sms.outbound"
+    assert asked == f"https://proxy.example.com/rabbit/api/queues/%2F{BOTH_QUEUES}"
 
 
 def test_what_is_in_flight_counts() -> None:
     """What workers hold counts as long as they have not acked it; a queue that is new has none."""
     counted = {"messages": 7, "messages_ready": 3}
+    urgent = {"messages": 2, "messages_ready": 0}
 
-    assert autoscaler().read(counted) == 7
-    assert autoscaler().read({"name": "sms.outbound"}) == 0
+    assert autoscaler().read({"items": [counted, urgent]}) == 9
+    assert autoscaler().read({"items": [counted, {"name": "sms.outbound.urgent"}]}) == 7
