@@ -253,11 +253,15 @@ async def test_a_delivery_limit_drops_nothing_in_flight(bench: Bench) -> None:
     assert bench.extra_posts(numbers) == {}
 
 
-async def test_a_missing_urgent_queue_costs_the_main_one_no_delivery(bench: Bench) -> None:
+@pytest.mark.parametrize("ordering", ["none", "recipient"])
+async def test_a_missing_urgent_queue_costs_the_main_one_no_delivery(
+    bench: Bench, ordering: str
+) -> None:
     """A worker that may not make the queue takes nothing, which would count to a delivery limit."""
     await bench.declare_main()
     await bench.publish(5)
-    settings = make_settings(bench.values(rabbitmq__topology="off"))
+    values = bench.values(rabbitmq__topology="off", worker__ordering=ordering)
+    settings = make_settings(values)
     async with running(settings, "worker") as live:
         await eventually(lambda: len(live.logged("urgent_queue_unusable")) >= 5, what="tries")
 

@@ -18,13 +18,19 @@ from bridge.amqp.channels import (
     open_channel,
     wait_for_held_back_acks,
 )
-from bridge.amqp.client import Channel, ChannelAccessRefused, Connection, ConsumerCallback
+from bridge.amqp.client import (
+    Channel,
+    ChannelAccessRefused,
+    ChannelNotFoundEntity,
+    Connection,
+    ConsumerCallback,
+)
 from bridge.amqp.properties import Properties
 from bridge.amqp.wire import Body, DeliveryHandler, Wire
 from bridge.deadline import Deadline
 from bridge.errors import BrokerError
 from bridge.telemetry.logs import Log
-from bridge.worker.consumer import Gauges
+from bridge.worker.consumer import URGENT_REMEDY, Gauges
 from bridge.worker.delivery import Delivery
 from bridge.worker.held import HeldDeliveries
 from bridge.worker.intake import Intake
@@ -180,7 +186,7 @@ class OrderedConsumer:
             is_left = True
             async with Deadline(RPC_TIMEOUT_SECONDS):
                 await close_channel(channel)
-        except ChannelAccessRefused:
+        except (ChannelAccessRefused, ChannelNotFoundEntity):
             self._intake.refuse()
             raise
         finally:
@@ -200,11 +206,19 @@ class OrderedConsumer:
     ) -> None:
         async with Deadline(RPC_TIMEOUT_SECONDS):
             await session.channel.basic_qos(prefetch_count=MOST_HELD)
-            for queue in self._queues:
+            # The urgent queue first. If it cannot be consumed, no message of the main queue may be
+            # delivered and given back, because that counts towards a delivery limit.
+            for queue in reversed(self._queues):
                 session.note_consumer(queue, MOST_HELD)
-                tag = "urgent" if queue == self._urgent_queue else "main"
+                is_urgent = queue == self._urgent_queue
+                tag = "urgent" if is_urgent else "main"
                 by_tag[tag.encode()] = functools.partial(self._on_delivery, session, queue)
-                await session.channel.basic_consume(queue, callback, consumer_tag=tag)
+                try:
+                    await session.channel.basic_consume(queue, callback, consumer_tag=tag)
+                except (ChannelAccessRefused, ChannelNotFoundEntity):
+                    if is_urgent:
+                        log.warning("urgent_queue_unusable", queue=queue, remedy=URGENT_REMEDY)
+                    raise
                 session.tags[queue] = tag
         self._mark(is_registered=True)
         self._on_registered()
