@@ -251,7 +251,7 @@ class Tally:
 
     @property
     def selected(self) -> int:
-        """How many letters were selected, including those that were left out."""
+        """Number of selected letters, skipped ones included."""
         return self.taken.total() + self.maybe_sent.total() + self.expired + self.repeats
 
 

@@ -1,8 +1,8 @@
 """The checks of `sms-bridge check`: the tables that list them, and how they run.
 
 With --online they try the real broker and API, and change nothing: no check sends an SMS,
-publishes a message, takes one or creates anything. All run at the same time, each with a deadline,
-except those that share the management API.
+publishes a message, takes one or creates anything. All run at the same time, each with a deadline.
+Checks that need the management API run one after the other.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ ELSEWHERE: Final[Mapping[str, Callable[[SetUp], Awaitable[list[Finding]]]]] = {
     "webhooks": check_webhooks,
 }
 
-# What only the management API tells.
+# Checks that need the management API.
 _NOT_CHECKED: Final = (
     "limits and policies that drop messages, bindings, alternate exchanges, alarms, replicas"
 )

@@ -191,7 +191,7 @@ class Drain:
         return MAX_ROUND if self._limit is None else min(MAX_ROUND, self._limit - done)
 
     async def act(self, mover: MessageMover, messages: Sequence[TakenMessage], /) -> Acted:
-        """Publish the copies of messages, then list those that are stored."""
+        """Publish the copies of messages, then list the confirmed ones in the file."""
         max_bytes = mover.copies.publisher.max_properties_bytes
         origin = self._origins.get(self._queue, self._queue)
         drained = [

@@ -72,8 +72,8 @@ class Management:
             return None
         if answer.status_code != httpx.codes.OK:
             # A user with only the tag `management` may not read the nodes.
-            what = {401: "wrong user or password, or the user lacks the tag `monitoring`"}
-            raise BrokerError(what.get(answer.status_code, f"it answered {answer.status_code}"))
+            reasons = {401: "wrong user or password, or the user lacks the tag `monitoring`"}
+            raise BrokerError(reasons.get(answer.status_code, f"it answered {answer.status_code}"))
         try:
             return answer.json()
         except ValueError:

@@ -102,7 +102,7 @@ class Source:
 
 
 class Action(Protocol):
-    """What a run does with the messages that it takes."""
+    """The work of a run on the messages that it takes."""
 
     def next_round(self) -> int:
         """Return how many messages to take at most; a kill may leave as many in both places."""

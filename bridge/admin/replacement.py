@@ -1,4 +1,4 @@
-"""What replaces a message before it leaves its queue: a confirmed copy, or a line on the disk."""
+"""Replacements of a message that leaves its queue: a confirmed copy, or a line in a file."""
 
 import asyncio
 import json

@@ -271,7 +271,7 @@ def _to_configure(entity: Queue | Exchange) -> Need:
 
 
 def _to_bind(binding: Binding) -> Need:
-    # Unbinding what is not bound changes nothing, and needs the permissions of binding.
+    # Removing a missing binding changes nothing, and needs the same permissions as adding one.
     return Need(
         f"write queue {binding.queue} and read exchange {binding.exchange}",
         lambda channel: channel.queue_unbind(binding.queue, binding.exchange, "sms-bridge-check"),

@@ -48,7 +48,7 @@ class SetUp:
 
     @property
     def topology(self) -> Topology:
-        """What these roles need on the broker."""
+        """The queues, exchanges and bindings that these roles need."""
         return bridge_topology(self.settings, self.roles)
 
 

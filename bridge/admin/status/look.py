@@ -251,7 +251,7 @@ def _sum_ladder(workers: Sequence[WorkerReport]) -> LadderReport | None:
     if not workers:
         return None
     stored, returned = sum(one.stored for one in workers), sum(one.returned for one in workers)
-    # What came back to one worker may have been stored by another that has ended.
+    # A worker that has ended may have stored the retry copy that another worker received.
     return LadderReport(stored=stored, returned=returned, not_back=max(0, stored - returned))
 
 

@@ -1,4 +1,4 @@
-"""What the roles say on their admin ports: asked at the same time, checked, and counted."""
+"""Asks the admin ports of all roles at once, checks their answers, and adds up the counts."""
 
 import asyncio
 import re

@@ -87,6 +87,8 @@ def test_every_channel_has_the_name_that_is_configured() -> None:
         "sendRequests": "out",
         "deadLetters": "out.dead",
         "retry5s": "out.retry.5s",
+        "urgentRequests": "out.urgent",
+        "urgentRetry5s": "out.urgent.retry.5s",
         "inboundEvents": "in",
         "outcomes": "done",
         "replies": None,
