@@ -57,7 +57,6 @@ class LeapingLoop(asyncio.SelectorEventLoop):
         *args: *_Arguments,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        """Call something at a time, or so much later."""
         late = 0.0 if self.late_seconds is None else self.late_seconds()
         return super().call_at(when + late, callback, *args, context=context)
 

@@ -28,7 +28,6 @@ class Ears:
         self.lines.append(Line(event, facts, level))
 
     def heard(self, event: str) -> list[dict[str, Any]]:
-        """Return the facts of every line of an event."""
         return [line.facts for line in self.lines if line.event == event]
 
 

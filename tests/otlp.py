@@ -58,7 +58,6 @@ class Receiver:
 
 
 def read_spans(request: ExportTraceServiceRequest) -> list[Received]:
-    """Read the spans of a request."""
     return [
         _read(span, _attributes(of_resource.resource.attributes))
         for of_resource in request.resource_spans

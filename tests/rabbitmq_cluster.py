@@ -73,7 +73,6 @@ class Cluster:
             node.ctl("start_app")
 
     def leader(self, queue: str) -> Broker:
-        """Return the node that leads a queue; raise BrokerError where none does."""
         text = self.ctl("list_queues", "--formatter", "json", "name", "leader")
         leaders = {row["name"]: row["leader"] for row in json.loads(text)}
         for node in self.nodes:

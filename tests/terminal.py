@@ -32,7 +32,6 @@ class Typist:
         self._read_until = 0
 
     def wait_for(self, text: str) -> None:
-        """Wait until the program shows a text, behind what was waited for before."""
         deadline = time.monotonic() + SECONDS
         while text not in self.shown[self._read_until :]:
             assert time.monotonic() < deadline, f"never shown: {text!r} in {self.shown!r}"
@@ -40,7 +39,6 @@ class Typist:
         self._read_until = self.shown.index(text, self._read_until) + len(text)
 
     def type(self, prompt: str, keys: str) -> None:
-        """Wait for a prompt and type behind it."""
         self.wait_for(prompt)
         self.press(keys)
 

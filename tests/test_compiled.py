@@ -28,7 +28,6 @@ def test_the_list_has_modules_only() -> None:
 
 @pytest.mark.parametrize("path", MODULES)
 def test_the_tests_run_on_what_they_should(path: str) -> None:
-    """With COMPILED=1 each module of the list is compiled, and without it none is."""
     module = importlib.import_module(path.removesuffix(".py").replace("/", "."))
 
     assert module.__file__ is not None

@@ -36,7 +36,6 @@ NAMED = re.compile(r"(tests/[\w/]+\.py)::(\w+)")
 
 @pytest.mark.parametrize("document", PAGES, ids=shown_in_full)
 def test_tests_that_are_named_exist(document: Path) -> None:
-    """Every test that a document names is in the file that it names."""
     named = set(NAMED.findall(document.read_text(encoding="utf-8")))
     missing = {f"{file}::{test}" for file, test in named if test not in _tests_in(ROOT / file)}
 
@@ -45,7 +44,6 @@ def test_tests_that_are_named_exist(document: Path) -> None:
 
 @pytest.mark.parametrize(("page", "count"), [("docs/faults.md", 50), ("CONTRIBUTING.md", 15)])
 def test_pages_name_tests(page: str, count: int) -> None:
-    """These pages name tests at all, so that the test above looks at something."""
     assert len(NAMED.findall((ROOT / page).read_text(encoding="utf-8"))) > count
 
 
@@ -56,7 +54,6 @@ SOURCES = sorted((ROOT / "bridge").rglob("*.py"))
 
 @pytest.mark.parametrize("text", [*PAGES, *SOURCES], ids=shown_in_full)
 def test_files_that_are_named_exist(text: Path) -> None:
-    """Every file of ours that a page or a module names is there."""
     named = set(PATH.findall(text.read_text(encoding="utf-8")))
 
     assert {name for name in named if not (ROOT / name).is_file()} == set()
@@ -72,7 +69,6 @@ def test_files_that_are_named_in_short_exist() -> None:
 
 
 def test_each_version_has_its_notes() -> None:
-    """Who upgrades finds a section for each version of the change log, in its order."""
     changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     notes = (ROOT / "docs" / "upgrading.md").read_text(encoding="utf-8")
     _, of_versions = notes.split("\n## From version to version\n")
@@ -94,12 +90,10 @@ def test_reasons_that_are_named_exist(page: Path) -> None:
 
 
 def test_pages_name_reasons() -> None:
-    """The pages name reasons at all, so that the test above looks at something."""
     assert len({r for page in PAGES for r in REASONED.findall(page.read_text("utf-8"))}) > 10
 
 
 def test_every_reason_is_explained() -> None:
-    """Operators find each reason of a dead letter, a retry and a pause in a table of its own."""
     text = (ROOT / "docs" / "operation.md").read_text(encoding="utf-8")
     tables = re.findall(r"^\| reason \|.*\n\|[-|]+\n((?:\|.*\n)+)", text, re.MULTILINE)
     letters, retries = ([row.split("`")[1] for row in table.splitlines()] for table in tables)
@@ -117,7 +111,6 @@ NO_RESULTS = {"32"}
 
 @pytest.mark.parametrize("page", ["comparison", "scaling"])
 def test_figures_are_those_of_the_benchmarks(page: str) -> None:
-    """Every figure of these pages is one that `make bench` has written, or reckoned on paper."""
     measured_part, _, _ = (
         (ROOT / f"docs/{page}.md").read_text(encoding="utf-8").partition("\n# On paper\n")
     )
@@ -165,7 +158,6 @@ def test_commands_that_are_named_exist(page: Path) -> None:
 
 
 def _first_column(table: str) -> list[str]:
-    """Return the first word of each row of a table of docs/commands.md, by its heading."""
     text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
     (rows,) = re.findall(rf"^\| {table} \|.*\n\|[-:|]+\n((?:\|.*\n)+)", text, re.MULTILINE)
     return re.findall(r"^\| `(\w+)", rows, re.MULTILINE)
@@ -184,12 +176,10 @@ def test_every_exit_code_is_listed() -> None:
 
 
 def test_pages_name_commands() -> None:
-    """The pages name commands at all, so that the test above looks at something."""
     assert len({command for page in PAGES for command in _commands_in(_code(page))}) > 30
 
 
 def test_examples_of_the_help_exist() -> None:
-    """Every example below the help of a command is a command, with options that it takes."""
     examples = {
         example
         for command in _all_commands(PROGRAM)
@@ -232,7 +222,6 @@ def _all_commands(command: Command) -> Iterator[Command]:
 
 
 def _fault_in(named: str) -> str | None:
-    """Parse a command as the program does, without running it, and say what it would refuse."""
     words = shlex.split(re.sub(r"[\[\]]", "", named.removeprefix("sms-bridge ")))
     command: Command = PROGRAM
     while words and isinstance(command, TyperGroup) and words[0] in command.commands:
@@ -254,7 +243,6 @@ def _fault_in(named: str) -> str | None:
 
 
 def _code(page: Path) -> str:
-    """Return what a page shows as code, without the comments beside it."""
     # A command may go on in the next line.
     text = page.read_text(encoding="utf-8").replace("\\\n", "")
     blocks = re.findall(r"^ *```\w*\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)

@@ -50,7 +50,6 @@ TESTING = "--locked --all-extras"
     ],
 )
 def test_each_target_installs_what_it_needs(clone: Path, target: str, syncs: list[str]) -> None:
-    """To run installs no more than running needs; tests and benchmarks add theirs."""
     assert _syncs(target, clone) == syncs
 
 
@@ -65,7 +64,6 @@ def test_nothing_that_is_there_is_installed_again(clone: Path, target: str) -> N
 
 
 def test_an_upgrade_is_tried_beside_the_environment(clone: Path) -> None:
-    """`make upgrade-check` installs and runs in an environment of its own, and locks nothing."""
     printed = subprocess.run(
         ["make", "--dry-run", "upgrade-check", f"TESTS={TESTS}"],
         cwd=clone,
@@ -98,7 +96,6 @@ def test_the_benchmark_watches_for_pauses_as_long_as_it_is_told(
 
 
 def test_the_benchmark_refuses_compiled_at_once(clone: Path) -> None:
-    """`make bench COMPILED=1` says what to leave out, before anything is built."""
     make = ["make", "--dry-run", "bench", "COMPILED=1"]
     done = subprocess.run(make, cwd=clone, capture_output=True, check=False, text=True)
 

@@ -60,7 +60,6 @@ def test_a_table_has_what_there_is(heading: str, column: str) -> None:
 
 
 def test_every_header_of_ours_is_in_some_table() -> None:
-    """What the worker knows by name is told."""
     told = {row for tables in SECTIONS.values() for row in tables.get("header", [])}
     known = {value for value in vars(envelope).values() if _is_header(value)}
     known.discard(envelope.PRIORITY)
@@ -77,7 +76,6 @@ def _is_header(value: object) -> bool:
 
 
 def test_the_names_on_the_broker_are_the_defaults() -> None:
-    """The names of queues and exchanges, and the steps of the ladder, are those of the settings."""
     settings = Settings()
     queue = settings.worker.queue
     inbound = {settings.webhook.exchange, settings.webhook.queue}

@@ -42,7 +42,6 @@ def _build(*folders: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the site as `make docs` does."""
     folder = tmp_path_factory.mktemp("site")
     done = _build(folder)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -60,7 +59,6 @@ def test_each_page_is_on_the_site(site: Path) -> None:
 
 
 def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
-    """Scripts, styles, fonts and pictures of each page are files of the site."""
     pages = sorted(site.rglob("*.html"))
     foreign: set[str] = set()
     missing: set[str] = set()

@@ -40,7 +40,6 @@ OF_DASHBOARDS = {"schemaVersion", "editable", "graphTooltip", "timezone", "links
 
 
 def documented_values() -> Iterator[tuple[str, Any, str]]:
-    """Yield each value that values.yaml explains: its path, its default, the comment above it."""
     text = (CHART / "values.yaml").read_text()
     defaults = yaml.safe_load(text)
     above: list[tuple[int, str]] = []
@@ -127,7 +126,6 @@ def runbook_panel(name: str) -> int:
 
 
 def on_call() -> str:
-    """Make the dashboard that shows docs/runbooks.md, a panel for each section."""
     text = _linked_in_grafana(RUNBOOKS_DOCUMENT.read_text())
     shared = {key: value for key, value in _dashboard("overview").items() if key in OF_DASHBOARDS}
     head = text.partition("\n## ")[0].partition("\n")[2].strip()

@@ -63,7 +63,6 @@ def records() -> set[str]:
 
 @cache
 def alert_cases() -> dict[str, tuple[str, dict[str, Any]]]:
-    """Load promtool's tests by name, each with the interval of its file."""
     folder = Path(__file__).parent
     files = [
         yaml.load((folder / f"alerts{kind}_test.yaml").read_text(), yaml.CSafeLoader)
@@ -193,7 +192,6 @@ def known_series() -> tuple[tuple[str, dict[str, str]], ...]:
 
 
 def unknown_in(expression: str) -> list[str]:
-    """Return the selectors of an expression that can select nothing."""
     return [
         str(selector)
         for selector in selectors(expression)

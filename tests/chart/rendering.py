@@ -127,7 +127,6 @@ def pods(manifests: list[Manifest]) -> list[Manifest]:
 
 
 def deployment(values: Values, role: str) -> Manifest:
-    """Render one role's Deployment."""
     return of_kind(render(values), "Deployment")[f"rel-sms-bridge-{role}"]
 
 
@@ -145,7 +144,6 @@ def config(values: Values) -> dict[str, Any]:
 
 
 def environment(values: Values, role: str, secrets: Mapping[str, str]) -> dict[str, str]:
-    """Give a role's container its variables as Kubernetes does; `secrets` are by `secret/key`."""
     found: dict[str, str] = {}
     for variable in container(values, role)["env"]:
         reference = variable.get("valueFrom", {}).get("secretKeyRef")
@@ -160,7 +158,6 @@ def environment(values: Values, role: str, secrets: Mapping[str, str]) -> dict[s
 
 
 def secret_files(pod: Manifest) -> dict[str, str]:
-    """Map the path of each mounted secret file to `secret/key`."""
     mounts = {m["name"]: m["mountPath"] for m in pod["spec"]["containers"][0]["volumeMounts"]}
     return {
         f"{mounts[volume['name']]}/{item['path']}": f"{source['secret']['name']}/{item['key']}"

@@ -54,8 +54,6 @@ def mutants(rule: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def changed(expression: str) -> Iterator[tuple[str, str]]:
-    """Yield an expression with one part of it changed, and what was done."""
-
     def put(found: re.Match[str], text: str) -> str:
         return expression[: found.start()] + text + expression[found.end() :]
 
@@ -85,12 +83,10 @@ def changed(expression: str) -> Iterator[tuple[str, str]]:
 
 
 def tidy(expression: str) -> str:
-    """Take out the commas that a matcher has left behind."""
     return re.sub(r",(?=\})|(?<=\{),|,(?=,)", "", expression)
 
 
 def cases_of(alert: str) -> list[tuple[str, dict[str, Any], list[dict[str, Any]]]]:
-    """Return the tests that look at an alert: interval, test, and what they expect of it."""
     found = []
     for interval, test in alert_cases().values():
         checks = [check for check in test["alert_rule_test"] if check["alertname"] == alert]
@@ -100,7 +96,6 @@ def cases_of(alert: str) -> list[tuple[str, dict[str, Any], list[dict[str, Any]]
 
 
 def unnoticed(alert: str, folder: Path) -> list[str]:
-    """Play all mutants of an alert at once, and return those that no test tells from it."""
     living = dict(mutants(ALERTS[alert]))
     names = {what: f"Mutant{number}" for number, what in enumerate(living)}
     expressions = " ".join(rule["expr"] for rule in living.values())

@@ -33,7 +33,6 @@ def expectations(alert: str) -> list[dict[str, Any]]:
 
 
 def expected_labels(alert: str) -> list[dict[str, str]]:
-    """Return the labels of each firing of an alert that the tests expect."""
     return [fired["exp_labels"] for check in expectations(alert) for fired in check["exp_alerts"]]
 
 
@@ -48,7 +47,6 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_prometheus_takes_the_rules(shipped: Path) -> None:
-    """Prometheus' own check finds nothing to complain about."""
     checked = promtool("check", "rules", "--lint=all", "--lint-fatal", shipped)
 
     assert checked.returncode == 0, checked.stderr
@@ -57,7 +55,6 @@ def test_prometheus_takes_the_rules(shipped: Path) -> None:
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.slow
 def test_it_fires_in_trouble_and_only_then(case: str, tmp_path: Path) -> None:
-    """Promtool plays the series of a test, and exactly the expected alerts fire."""
     interval, test = CASES[case]
     wanted = {check["alertname"] for check in test["alert_rule_test"]}
     expressions = " ".join(ALERTS[alert]["expr"] for alert in wanted)
@@ -89,7 +86,6 @@ def test_it_fires_in_trouble_and_only_then(case: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("alert", ALERTS)
 def test_it_is_seen_to_fire(alert: str) -> None:
-    """Some test expects each alert to fire, for the job in trouble and not for the other."""
     jobs = {labels["job"] for labels in expected_labels(alert)}
     tests = [str(t) for _, t in CASES.values() if alert in str(t["alert_rule_test"])]
 
@@ -123,7 +119,6 @@ def test_a_misspelt_label_value_is_found() -> None:
 
 
 def test_everything_recorded_is_used() -> None:
-    """No rule records what no alert reads."""
     expressions = " ".join(rule["expr"] for rule in ALERTS.values())
 
     assert {name for name in records() if name not in expressions} == set()
@@ -149,7 +144,6 @@ def test_it_says_what_happens(alert: str) -> None:
 
 @pytest.mark.parametrize("alert", ALERTS)
 def test_it_speaks_of_labels_that_it_has(alert: str) -> None:
-    """A label that a text quotes is one of those that the alert fires with."""
     quoted = set(re.findall(r"\$labels\.(\w+)", str(ALERTS[alert]["annotations"])))
 
     assert quoted <= set(expected_labels(alert)[0])
@@ -157,12 +151,10 @@ def test_it_speaks_of_labels_that_it_has(alert: str) -> None:
 
 @pytest.mark.parametrize("alert", ALERTS)
 def test_it_points_to_its_runbook(alert: str) -> None:
-    """The address of the runbook is the installation's own base, and the alert's section."""
     assert ALERTS[alert]["annotations"]["runbook_url"] == f"{BASE}/runbooks.md#{alert.lower()}"
 
 
 def test_each_alert_has_a_runbook_and_each_runbook_an_alert() -> None:
-    """The runbook's sections are the alerts, in the same order."""
     sections = re.findall(r"^### (SmsBridge\w+)$", RUNBOOKS.read_text(), re.MULTILINE)
 
     assert sections == list(ALERTS)
@@ -170,7 +162,6 @@ def test_each_alert_has_a_runbook_and_each_runbook_an_alert() -> None:
 
 @pytest.mark.parametrize("alert", ALERTS)
 def test_a_runbook_says_what_to_look_at_and_what_to_do(alert: str) -> None:
-    """A section says what happens to messages, what to look at, and what to do."""
     section = re.split(rf"^### {alert}$", RUNBOOKS.read_text(), flags=re.MULTILINE)[1]
     text = re.split(r"^##", section, flags=re.MULTILINE)[0]
 
@@ -187,7 +178,6 @@ def test_pages_name_metrics_that_exist(page: Path) -> None:
 
 
 def test_runbooks_name_metrics() -> None:
-    """The runbooks name metrics at all, so that the test above looks at something."""
     assert len(_asked_in(RUNBOOKS)) > 20
 
 

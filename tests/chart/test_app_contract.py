@@ -77,7 +77,6 @@ def settings_from(
 
 
 def given_file(values: Values) -> str | None:
-    """Make the file of an existing ConfigMap, where values name one."""
     return "worker: {concurrency: 7}" if "existingConfigMap" in values else None
 
 
@@ -96,7 +95,6 @@ def test_a_role_runs_its_own_command(role: str) -> None:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_further_arguments_follow_the_role(role: str) -> None:
-    """Arguments of the user's own are the command's; the example in the comment is one it takes."""
     (example,) = {
         text
         for path, _, text in documented_values()
@@ -114,7 +112,6 @@ def test_further_arguments_follow_the_role(role: str) -> None:
 
 @pytest.mark.skipif(HELM is not None, reason="a helm program prints notes to a cluster only")
 def test_the_notes_commands_exist() -> None:
-    """Every command of the bridge in the notes is one that it has, with options that it has."""
     commands = typer.main.get_command(cli).commands  # type: ignore[attr-defined]
     for values in CI.values():
         notes = render_files(values)["sms-bridge/templates/NOTES.txt"]
@@ -127,7 +124,6 @@ def test_the_notes_commands_exist() -> None:
 
 @pytest.mark.parametrize("values", CI.values(), ids=CI)
 def test_every_variable_is_one_that_the_app_reads(values: Values) -> None:
-    """The environment names the config file, and settings that exist."""
     known = {f"{ENV_PREFIX}{key.upper().replace('.', '__')}" for key in known_keys()}
     for name, found in of_kind(render(values), "Deployment").items():
         if name.endswith("-sandbox"):
@@ -144,7 +140,6 @@ def test_every_variable_is_one_that_the_app_reads(values: Values) -> None:
 
 
 def test_examples_of_variables_in_the_values_exist() -> None:
-    """The comments of values.yaml name no variable that the app does not read."""
     known = {f"{ENV_PREFIX}{key.upper().replace('.', '__')}" for key in known_keys()}
     named = set(re.findall(rf"{ENV_PREFIX}\w+", (CHART / "values.yaml").read_text()))
 
@@ -154,7 +149,6 @@ def test_examples_of_variables_in_the_values_exist() -> None:
 
 @pytest.mark.parametrize("role", ROLES)
 async def test_probes_and_scrapes_ask_paths_that_the_admin_port_has(role: str) -> None:
-    """Each probe asks its own path of the admin port, where the config puts it."""
     found = container(MINIMAL, role)
     asked = {name: found[name]["httpGet"] for name in found if name.endswith("Probe")}
     ports = {port["name"]: port["containerPort"] for port in found["ports"]}
@@ -188,7 +182,6 @@ async def test_probes_and_scrapes_ask_paths_that_the_admin_port_has(role: str) -
 
 @pytest.mark.parametrize(("name", "values"), CI.items(), ids=CI)
 def test_the_app_starts_with_the_config(name: str, values: Values, tmp_path: Path) -> None:
-    """The app's own check finds nothing missing in a pod: settings, and a file for each secret."""
     certificate = make_certificate(tmp_path)
     authority = certificate.read_bytes()
     pair = {".crt": authority, ".key": certificate.with_name("key.pem").read_bytes()}
@@ -243,7 +236,6 @@ def test_the_broker_of_a_cluster_operator_is_reached(tmp_path: Path) -> None:
 def test_either_half_of_the_address_may_come_from_the_secret(
     rabbitmq: Values, url: str, tmp_path: Path
 ) -> None:
-    """What the Secret does not give is the value's, and no virtual host is taken for a variable."""
     existing = {"existingSecret": "rabbitmq-default-user"}
     values = merged(MINIMAL, {"rabbitmq": rabbitmq | existing})
     settings = settings_from(values, tmp_path)
@@ -283,7 +275,6 @@ def test_the_hosts_of_a_cluster_are_all_tried(
 
 
 def test_values_stand_above_an_existing_config_map(tmp_path: Path) -> None:
-    """The app gets its settings from the file that exists, and from the values what they set."""
     values = merged(
         {key: value for key, value in CI["full"].items() if key != "config"},
         {"existingConfigMap": "mine"},
@@ -319,7 +310,6 @@ def test_a_role_has_no_variable_of_the_other_role() -> None:
 
 
 def test_the_app_gets_the_values_of_the_full_example(tmp_path: Path) -> None:
-    """What the values say is what the app's settings hold."""
     settings = settings_from(CI["full"], tmp_path)
 
     assert [url.get_secret_value() for url in settings.rabbitmq.url] == [
@@ -368,7 +358,6 @@ def test_a_service_without_a_login_needs_no_secret(tmp_path: Path) -> None:
 
 
 def test_a_key_may_stand_in_the_body(tmp_path: Path) -> None:
-    """Without a login the key of a Secret that is named is there for the body."""
     fields = {"/to": "{to}", "/text": "{text}", "/password": "{secret}"}
     values = merged(
         MINIMAL,
@@ -383,7 +372,6 @@ def test_a_key_may_stand_in_the_body(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_files_in_the_config_are_mounted(role: str) -> None:
-    """Every secret file that the config names for a role is one that its pod mounts."""
     mounted = secret_files(deployment(CI["full"], role)["spec"]["template"])
     sections = ["rabbitmq", {"worker": "sms_api", "webhook": "webhook"}[role]]
     rendered = config(CI["full"])
@@ -409,7 +397,6 @@ def test_broker_url(rabbitmq: Values, url: str) -> None:
 
 
 def test_every_setting_may_be_given_or_has_a_value() -> None:
-    """The schema knows each of the app's settings, and what the chart sets itself exists."""
     schema = yaml.safe_load((CHART / "values.schema.json").read_text())
 
     def keys(node: dict[str, Any], prefix: str = "") -> Collection[str]:
@@ -451,7 +438,6 @@ def test_each_endpoint_has_its_own_secrets(
     existing: bool,  # noqa: FBT001
     tmp_path: Path,
 ) -> None:
-    """The app finds each path with the keys of its own Secret; webhook.path only if it has one."""
     values = merged(MINIMAL, ENDPOINTS)
     if not has_default:
         values["webhookSecrets"] = {}
@@ -489,7 +475,6 @@ def declared(topology: Topology) -> dict[str, dict[str, Any]]:
 
 
 def created(manifests: list[Manifest]) -> dict[str, dict[str, Any]]:
-    """List what the topology operator creates, in the same way."""
     queues = [m["spec"] for m in of_kind(manifests, "Queue").values()]
     exchanges = [m["spec"] for m in of_kind(manifests, "Exchange").values()]
     bindings = [m["spec"] for m in of_kind(manifests, "Binding").values()]
@@ -561,7 +546,6 @@ def test_subscribers_are_bound_to_the_exchange() -> None:
 
 
 def test_the_chart_and_the_command_make_the_same_resources(tmp_path: Path) -> None:
-    """`topology show --format operator` prints the specs that the chart renders."""
     reference = {"name": "rabbitmq", "namespace": "messaging"}
     values = merged(MINIMAL, {"topology": {"enabled": True, "clusterReference": reference}})
     settings = settings_from(values, tmp_path)
@@ -616,13 +600,6 @@ def test_an_uninstall_leaves_the_messages() -> None:
 
 @pytest.mark.parametrize("mode", ["declare", "verify"])
 def test_permissions_cover_the_topology_and_nothing_else(mode: str, tmp_path: Path) -> None:
-    """The user writes where the app publishes, reads requests, retry copies and dead letters.
-
-    It creates nothing but the queue of `sms-bridge pause`, which it reads, and what workers talk
-    over.
-
-    With `declare` it may create, write and read what is declared, and nothing else.
-    """
     values = merged(CI["operators"], nested("config.rabbitmq.topology", mode))
     settings = settings_from(values, tmp_path)
     (permission,) = of_kind(render(values), "Permission").values()
@@ -655,10 +632,6 @@ def test_permissions_cover_the_topology_and_nothing_else(mode: str, tmp_path: Pa
 
 @pytest.mark.parametrize(("given", "meant"), [(False, "off"), (True, "on"), ("off", "off")])
 def test_words_that_helm_takes_for_booleans(given: object, meant: str, tmp_path: Path) -> None:
-    """Without quotes `off` is false to Helm, and `on` is true; role and permissions read the word.
-
-    The exchange on which workers talk is theirs only where they do.
-    """
     values = merged(CI["operators"], nested("config.worker.coordination", given))
     (permission,) = of_kind(render(values), "Permission").values()
     exchange = workers_exchange(settings_from(values, tmp_path).worker.queue)
@@ -687,7 +660,6 @@ def test_the_policy_covers_every_queue() -> None:
 
 
 def test_the_policy_can_be_left_to_others() -> None:
-    """Without a definition there is no policy, so that one of the operator's own applies."""
     manifests = render(merged(CI["operators"], nested("topology.policy.definition", None)))
 
     assert not of_kind(manifests, "Policy")

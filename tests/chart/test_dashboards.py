@@ -55,7 +55,6 @@ PANELS = [
 
 
 def expressions_of(dashboard: Dashboard) -> Iterator[str]:
-    """Yield everything that a dashboard asks Prometheus, variables and annotations too."""
     for panel in panels_of(dashboard):
         yield from (target["expr"] for target in panel["targets"])
     yield from (note["expr"] for note in dashboard["annotations"]["list"] if "expr" in note)
@@ -78,7 +77,6 @@ EXPRESSIONS = [
 
 @pytest.mark.slow
 def test_prometheus_reads_every_expression(tmp_path: Path) -> None:
-    """Prometheus' own parser takes every expression of every dashboard."""
     named = {
         f"{name}:{number}": filled(expression)
         for name, dashboard in DASHBOARDS.items()
@@ -101,7 +99,6 @@ def test_it_asks_for_series_that_exist(expression: str) -> None:
 
 
 def test_every_metric_is_seen() -> None:
-    """Every metric of ours is on a dashboard or watched by an alert, or left out on purpose."""
     asked = [e for dashboard in DASHBOARDS.values() for e in expressions_of(dashboard)]
     asked += [rule["expr"] for rule in alerts().values()]
     seen = {base_name(selector.name) for expr in asked for selector in selectors(filled(expr))}
@@ -117,7 +114,6 @@ def base_name(name: str) -> str:
 
 @pytest.mark.parametrize("name", DASHBOARDS)
 def test_every_variable_is_there_and_used(name: str) -> None:
-    """What an expression takes from a variable is defined, and no variable is without use."""
     dashboard = DASHBOARDS[name]
     defined = {variable["name"] for variable in dashboard["templating"]["list"]}
     used = set(re.findall(r"\$\{?(\w+)", " ".join(expressions_of(dashboard))))
@@ -161,7 +157,6 @@ DEAD = 'sms_bridge_worker_queue_messages_ready{queue="sms.outbound.dead",role="d
 def test_dead_letters_show_while_they_wait_and_when_they_were_made(
     died: str, dead: str, shown: dict[str, int], tmp_path: Path
 ) -> None:
-    """The panel has letters that wait, and those made in the time shown; any turns it orange."""
     (panel,) = [p for p in panels_of(DASHBOARDS["overview"]) if p["title"] == "Dead letters"]
     _, orange = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
     asked = {target["legendFormat"]: filled(target["expr"]) for target in panel["targets"]}
@@ -198,7 +193,6 @@ def test_dead_letters_show_while_they_wait_and_when_they_were_made(
 
 @pytest.mark.parametrize("name", ALL)
 def test_grafana_knows_every_setting(name: str) -> None:
-    """Read into Grafana's published models and written again, no setting is lost."""
     plugins.register_default_plugins()
     read = GrafanaDashboard.from_json(ALL[name])
     written = json.loads(json.dumps(read, default=lambda part: part.to_json()))
@@ -207,7 +201,6 @@ def test_grafana_knows_every_setting(name: str) -> None:
 
 
 def lost(before: Any, after: Any, path: str = "") -> Iterator[str]:
-    """Yield the path of every setting with a value that is not there any more."""
     if isinstance(before, dict) and isinstance(after, dict):
         for key, value in before.items():
             if key in after:
@@ -228,7 +221,6 @@ def test_dashboards_have_addresses_of_their_own() -> None:
 
 
 def test_the_overview_answers_in_the_order_of_on_call() -> None:
-    """Whether messages get out, how late, what fails, what is delivered, what is paused; first."""
     rows = [p["title"] for p in DASHBOARDS["overview"]["panels"] if p["type"] == "row"]
 
     assert rows[:5] == [
@@ -242,7 +234,6 @@ def test_the_overview_answers_in_the_order_of_on_call() -> None:
 
 @pytest.mark.parametrize("panel", PANELS)
 def test_a_panel_leads_to_the_runbooks(panel: dict[str, Any]) -> None:
-    """Each link of a panel shows the section that it names; only the alerts have no link."""
     sections = {p["title"]: p["id"] for p in panels_of(ALL["on-call"])}
     links = panel.get("links", [])
 
@@ -254,7 +245,6 @@ def test_a_panel_leads_to_the_runbooks(panel: dict[str, Any]) -> None:
 
 
 def test_every_alert_is_led_to_its_panels() -> None:
-    """The section of each alert names a panel, and Grafana shows it as a link to that panel."""
     places = {
         f"{name.capitalize()}: {panel['title']}": PANEL_ADDRESS.format(name, panel["id"])
         for name, dashboard in DASHBOARDS.items()
@@ -278,7 +268,6 @@ def test_panels_have_numbers_of_their_own(name: str) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_panels_do_not_overlap(name: str) -> None:
-    """Every panel has a place of its own within the 24 columns."""
     cells = [cell for panel in ALL[name]["panels"] for cell in cells_of(panel["gridPos"])]
 
     assert len(cells) == len(set(cells))
@@ -293,7 +282,6 @@ def cells_of(place: dict[str, int]) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("panel", PANELS)
 def test_a_panel_explains_itself(panel: dict[str, Any]) -> None:
-    """A panel has a title, an explanation, a kind and a unit that Grafana knows, and thresholds."""
     defaults = panel["fieldConfig"]["defaults"]
     steps = [step["value"] for step in defaults["thresholds"]["steps"]]
 
@@ -307,7 +295,6 @@ def test_a_panel_explains_itself(panel: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("panel", PANELS)
 def test_a_panel_names_its_lines(panel: dict[str, Any]) -> None:
-    """A legend quotes labels that the expression keeps, and queries have letters of their own."""
     letters = [target["refId"] for target in panel["targets"]]
     quoted = {
         (label, target["expr"])
@@ -320,6 +307,5 @@ def test_a_panel_names_its_lines(panel: dict[str, Any]) -> None:
 
 
 def keeps(label: str, expression: str) -> bool:
-    """Say whether the outer grouping of an expression keeps a label; without one all are kept."""
     groups = re.findall(r"\bby \(([^)]*)\)", expression)
     return all(label in group.replace(" ", "").split(",") for group in groups)

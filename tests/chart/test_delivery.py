@@ -32,7 +32,6 @@ needs_helm = pytest.mark.skipif(HELM is None, reason="helm programs are built by
 
 
 def helm(*arguments: str, program: str | None = HELM) -> subprocess.CompletedProcess[str]:
-    """Run a helm program."""
     assert program is not None
     return subprocess.run(
         [program, *arguments], check=False, capture_output=True, text=True, timeout=120
@@ -40,14 +39,12 @@ def helm(*arguments: str, program: str | None = HELM) -> subprocess.CompletedPro
 
 
 def test_versions_are_one() -> None:
-    """The chart installs the version of the app that stands beside it."""
     project = tomllib.loads((CHART.parents[1] / "pyproject.toml").read_text())["project"]
 
     assert project["version"] == APP_VERSION
 
 
 def test_the_metadata_can_be_read() -> None:
-    """Annotations are text with lists as YAML, links are whole, the icon is nothing but drawn."""
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     notes = {key.removeprefix("artifacthub.io/"): t for key, t in chart["annotations"].items()}
     lists = {key: yaml.safe_load(notes[key]) for key in ("changes", "links", "recommendations")}
@@ -91,7 +88,6 @@ def test_templates_use_nothing_that_varies() -> None:
 
 
 def test_installs_below_a_parent_chart(tmp_path: Path) -> None:
-    """A parent chart may switch it on with `enabled` and set the registry in `global`."""
     shutil.copytree(CHART, tmp_path / "charts" / "sms-bridge")
     (tmp_path / "Chart.yaml").write_text(
         "apiVersion: v2\nname: parent\nversion: 1.0.0\ndependencies:\n"
@@ -111,7 +107,6 @@ def test_installs_below_a_parent_chart(tmp_path: Path) -> None:
 @needs_helm
 @pytest.mark.parametrize("name", CI)
 def test_helm_finds_no_fault(name: str) -> None:
-    """`helm lint --strict` passes with every example."""
     done = helm("lint", "--strict", str(CHART), "-f", str(CHART / "ci" / f"{name}-values.yaml"))
 
     assert done.returncode == 0, done.stdout
@@ -119,7 +114,6 @@ def test_helm_finds_no_fault(name: str) -> None:
 
 @needs_helm
 def test_the_package_renders_like_the_folder(tmp_path: Path) -> None:
-    """What `helm package` packs holds every file that a template reads, and no test values."""
     assert helm("package", str(CHART), "-d", str(tmp_path)).returncode == 0
     (package,) = tmp_path.glob("*.tgz")
     with tarfile.open(package) as archive:
@@ -136,7 +130,6 @@ def test_the_package_renders_like_the_folder(tmp_path: Path) -> None:
 
 @needs_helm
 def test_old_clusters_are_refused() -> None:
-    """A cluster that does not know the preStop sleep is refused, a vendor's version is not."""
     values = ("-f", str(CHART / "ci" / "minimal-values.yaml"))
     old, vendor = (
         helm("template", "rel", str(CHART), *values, "--kube-version", version)
@@ -161,7 +154,6 @@ def test_helm_3_and_helm_4_render_alike(name: str) -> None:
 
 
 def documented_examples() -> list[str]:
-    """List the values that the documents show."""
     documents = (CHART / "README.md", CHART.parents[1] / "docs" / "deployment.md")
     block = re.compile(r"^ *```yaml\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
     blocks = [

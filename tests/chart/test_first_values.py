@@ -22,7 +22,6 @@ PUBLIC_KEY = "11qYAYKxCrfVS/7TyWQHOg7hcvPapiMlrwIaaPcHURo="
 
 
 def answers(preset: Preset, webhook_secret: str) -> Answers:
-    """Answer all that is asked for a preset on Kubernetes."""
     known = {
         "where": "kubernetes",
         "image": "registry.example.com/sms-bridge:0.1.0",
@@ -45,7 +44,6 @@ def answers(preset: Preset, webhook_secret: str) -> Answers:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_the_chart_takes_what_is_written(tmp_path: Path, preset: Preset) -> None:
-    """Both roles could start with what the chart makes of it, and mount what is to be made."""
     told = answers(preset, "sms-webhook/secret")
     values = yaml.safe_load(write_document(told))
     mounted = {
@@ -82,7 +80,6 @@ def test_the_worker_is_installed_alone(preset: Preset) -> None:
 
 
 def test_what_a_proxy_signs_is_said() -> None:
-    """Where the preset knows no signature, the endpoint's settings have one."""
     for preset in PRESETS:
         values = yaml.safe_load(write_document(answers(preset, "sms-webhook/secret")))
         for endpoint in config(values)["webhook"].get("endpoints", []):

@@ -23,7 +23,6 @@ from tests.chart.rendering import CI
 
 
 def test_the_readme_lists_every_value_as_it_is() -> None:
-    """The README's table says what values.yaml says."""
     assert README.read_text() == readme()
 
 
@@ -38,12 +37,10 @@ def test_the_chart_brings_the_runbooks() -> None:
 
 
 def test_grafana_shows_the_runbooks() -> None:
-    """The dashboard for on-call has docs/runbooks.md as it is."""
     assert (DASHBOARDS / "on-call.json").read_text() == on_call()
 
 
 def test_the_chart_knows_the_addresses_that_presets_know() -> None:
-    """Where a preset knows its service's address the chart does, and asks for no other's."""
     assert SMS_APIS.read_text() == sms_apis()
 
 
@@ -67,5 +64,4 @@ def test_the_examples_render_as_reviewed(name: str) -> None:
 
 
 def test_no_golden_render_is_left_over() -> None:
-    """There is one golden render for each example."""
     assert {path.stem for path in GOLDEN.glob("*.yaml")} == CI.keys()

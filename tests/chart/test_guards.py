@@ -21,12 +21,10 @@ CLUSTER: Values = {"topology": {"enabled": True, "clusterReference": {"name": "r
 
 
 def endpoints(*paths: str) -> Values:
-    """Make the values of endpoints at these paths."""
     return nested("webhook.endpoints", [{"path": p, "existingSecret": "s"} for p in paths])
 
 
 def test_defaults_alone_name_what_is_missing() -> None:
-    """Without values the error names every value that must be given, all at once."""
     with pytest.raises(RenderError) as caught:
         render({})
 
@@ -342,7 +340,6 @@ def test_defaults_alone_name_what_is_missing() -> None:
     ],
 )
 def test_values_that_cannot_work_are_refused(values: Values, sentence: str) -> None:
-    """Values that contradict each other, or would leak a secret, fail with one sentence."""
     with pytest.raises(RenderError) as caught:
         render(merged(MINIMAL, values))
 
@@ -353,7 +350,6 @@ def test_values_that_cannot_work_are_refused(values: Values, sentence: str) -> N
 @pytest.mark.parametrize("way", ["smsApi.preset", "config.sms_api.preset"])
 @pytest.mark.parametrize("preset", PRESETS)
 def test_an_address_is_asked_for_where_the_preset_knows_none(preset: Preset, way: str) -> None:
-    """smsApi.baseUrl may be left out where the preset has it; else the error names the preset."""
     given = nested("smsApi", {"baseUrl": "", "account": "an-account"})
     values = merged(MINIMAL, given, nested(way, preset))
     if preset_settings(preset)["base_url"] is not None:
@@ -364,7 +360,6 @@ def test_an_address_is_asked_for_where_the_preset_knows_none(preset: Preset, way
 
 
 def test_the_comment_names_the_presets_without_an_address() -> None:
-    """What values.yaml says of smsApi.baseUrl is true of every preset."""
     (comment,) = (c for path, _, c in documented_values() if path == "smsApi.baseUrl")
     without = [name for name in PRESETS if preset_settings(name)["base_url"] is None]
 
@@ -413,7 +408,6 @@ def test_names_that_do_not_exist_are_refused(values: Values, sentence: str) -> N
 @pytest.mark.parametrize("text", ["groups: [", "groups: []", ""], ids=["broken", "none", "empty"])
 @pytest.mark.parametrize("name", ["alerts.yaml", "broker-alerts.yaml", "runbooks.yaml"])
 def test_files_that_cannot_be_read_are_refused(name: str, text: str, tmp_path: Path) -> None:
-    """A file that is broken or empty fails the render, rather than to give no alert or runbook."""
     chart = shutil.copytree(CHART, tmp_path / "sms-bridge")
     (chart / "files" / name).write_text(text)
     on = {"enabled": True, "brokerAlerts": True}
@@ -477,7 +471,6 @@ def test_files_that_cannot_be_read_are_refused(name: str, text: str, tmp_path: P
     ],
 )
 def test_typos_are_refused(values: Values, named: str) -> None:
-    """The schema refuses a name or a form that it does not know, and says which."""
     with pytest.raises(RenderError, match=named):
         render(merged(MINIMAL, values))
 

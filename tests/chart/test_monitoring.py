@@ -21,14 +21,12 @@ ALERT = next(iter(ALERTS))
 
 
 def rules(**values: Any) -> list[dict[str, Any]]:
-    """Render the PrometheusRule and list its rules."""
     over: Values = {"prometheusRule": {"enabled": True, **values}}
     (found,) = of_kind(render(merged(MINIMAL, over)), "PrometheusRule").values()
     return [rule for group in found["spec"]["groups"] for rule in group["rules"]]
 
 
 def with_commands(file: dict[str, Any]) -> list[dict[str, Any]]:
-    """List the rules of a file as they are without a base for their links."""
     found = [dict(rule) for group in file["groups"] for rule in group["rules"]]
     for rule in found:
         if "annotations" in rule:
@@ -40,7 +38,6 @@ def with_commands(file: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def alert(name: str, **values: Any) -> dict[str, Any]:
-    """Render one alert."""
     return next(rule for rule in rules(**values) if rule.get("alert") == name)
 
 
@@ -57,7 +54,6 @@ def test_every_rule_is_rendered_as_it_is() -> None:
 
 
 def test_alerts_on_the_broker_are_added() -> None:
-    """With `brokerAlerts` the rules of the other file come too, as they are by default."""
     assert rules(brokerAlerts=True) == rules() + with_commands(BROKER_FILE)
 
 
@@ -83,7 +79,6 @@ SELECTOR = 'namespace=~"sms$|x",cluster="a"'
 
 @pytest.mark.slow
 def test_a_selector_stands_in_every_expression(tmp_path: Path) -> None:
-    """Each series of the bridge's is selected by it, beside what the rule selects anyway."""
     plain, selected = rules(brokerAlerts=True), rules(brokerAlerts=True, selector=SELECTOR)
     for before, after in zip(plain, selected, strict=True):
         expression = after["expr"]
@@ -100,7 +95,6 @@ def test_a_selector_stands_in_every_expression(tmp_path: Path) -> None:
 
 
 def test_an_alert_can_be_left_out() -> None:
-    """A disabled alert is not rendered, every other one is."""
     names = {rule["alert"] for rule in rules(disabled=[ALERT]) if "alert" in rule}
 
     assert names == ALERTS.keys() - {ALERT}
@@ -124,7 +118,6 @@ def test_an_alert_can_be_changed() -> None:
 
 
 def test_the_runbooks_say_what_can_be_changed() -> None:
-    """The runbooks name every key of an alert that the schema lets the values override."""
     schema = json.loads((CHART / "values.schema.json").read_text())
     of_rules = schema["properties"]["prometheusRule"]["properties"]
     keys = of_rules["overrides"]["additionalProperties"]["properties"].keys()
@@ -140,7 +133,6 @@ def test_the_runbooks_say_what_can_be_changed() -> None:
 
 @pytest.mark.parametrize("base", ["https://example.com/docs", "https://example.com/docs/"])
 def test_an_alert_links_to_its_runbook(base: str) -> None:
-    """The link of each alert is the base and what the file says."""
     for rule in rules(runbookBaseUrl=base):
         if "alert" in rule:
             link = rule["annotations"]["runbook_url"]
@@ -150,10 +142,6 @@ def test_an_alert_links_to_its_runbook(base: str) -> None:
 
 
 def test_an_alert_leads_to_its_runbook_without_an_address() -> None:
-    """The command in each alert prints its section from a ConfigMap, with what its commands need.
-
-    It needs no pod of the bridge: the alerts tell that there is none, too.
-    """
     document = (CHART.parents[1] / "docs" / "runbooks.md").read_text()
     on = nested("prometheusRule", {"enabled": True, "brokerAlerts": True})
     kept = of_kind(render(merged(MINIMAL, on)), "ConfigMap")
@@ -184,7 +172,6 @@ def test_rules_can_be_added() -> None:
 
 
 def test_every_dashboard_is_rendered_as_it_is() -> None:
-    """Each dashboard's file becomes a ConfigMap that Grafana's sidecar finds, byte for byte."""
     values = merged(
         MINIMAL,
         nested("dashboards", {"enabled": True, "annotations": {"grafana_folder": "SMS"}}),

@@ -42,7 +42,6 @@ every_example = pytest.mark.parametrize("values", CI.values(), ids=CI)
 
 
 def names(manifests: list[Manifest]) -> set[str]:
-    """List objects as `Kind/name`."""
     return {f"{m['kind']}/{m['metadata']['name']}" for m in manifests}
 
 
@@ -80,7 +79,6 @@ def test_one_role_renders_alone(role: str) -> None:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_a_role_that_is_off_takes_all_its_objects_along(role: str) -> None:
-    """Whatever else is switched on, nothing of a role that is off is rendered."""
     off: Values = {
         role: {"enabled": False},
         "ingress": {"enabled": False},
@@ -109,7 +107,6 @@ def test_a_role_that_is_off_takes_all_its_objects_along(role: str) -> None:
     ids=["serviceMonitor", "podMonitor", "networkPolicy", "autoscaling"],
 )
 def test_what_is_optional_comes_for_each_role(values: Values, objects: set[str]) -> None:
-    """A switch adds its objects, one for each role."""
     found = added(values)
 
     assert {name.partition("/")[0] for name in found} == objects
@@ -117,7 +114,6 @@ def test_what_is_optional_comes_for_each_role(values: Values, objects: set[str])
 
 
 def test_the_service_account_may_be_somebody_elses() -> None:
-    """Without one of the chart's the pods run as the one that is named."""
     values = merged(MINIMAL, {"serviceAccount": {"create": False, "name": "theirs"}})
 
     assert not of_kind(render(values), "ServiceAccount")
@@ -140,7 +136,6 @@ def test_the_service_account_may_be_somebody_elses() -> None:
     ids=["appVersion", "tag", "digest", "tag and digest", "no registry"],
 )
 def test_image_reference(image: Values, expected: str) -> None:
-    """The image is named by registry, repository, and tag or digest, in every pod."""
     for pod in pods(render(merged(MINIMAL, {"image": image}))):
         assert pod["spec"]["containers"][0]["image"] == expected
 
@@ -227,7 +222,6 @@ def test_the_toolbox_waits_until_it_is_told_to_stop() -> None:
 
 @pytest.mark.parametrize("scaler", ["autoscaling", "keda"])
 def test_an_upgrade_leaves_scaled_deployments_alone(scaler: str) -> None:
-    """Where something scales a Deployment the chart does not say how many pods there are."""
     over: Values = {"enabled": True}
     if scaler == "keda":
         over |= {"managementUrl": "http://rabbitmq:15672", "existingSecret": "monitoring"}
@@ -240,7 +234,6 @@ def test_an_upgrade_leaves_scaled_deployments_alone(scaler: str) -> None:
 
 
 def test_scalers_name_the_deployment_of_their_role() -> None:
-    """The ScaledObject and the HorizontalPodAutoscaler scale Deployments that exist."""
     manifests = render(CI["autoscaled"])
     (scaled,) = of_kind(manifests, "ScaledObject").values()
     (autoscaler,) = of_kind(manifests, "HorizontalPodAutoscaler").values()
@@ -253,7 +246,6 @@ def test_scalers_name_the_deployment_of_their_role() -> None:
 
 
 def test_keda_reads_the_workers_queue_with_credentials_of_its_own() -> None:
-    """KEDA asks the management API for the queue that the worker reads, with no secret in sight."""
     values = merged(CI["autoscaled"], nested("config.worker.queue", "team.sms"))
     manifests = render(values)
     (scaled,) = of_kind(manifests, "ScaledObject").values()
@@ -275,7 +267,6 @@ def test_keda_reads_the_workers_queue_with_credentials_of_its_own() -> None:
     [("team.codes", {"team.sms", "team.codes"}), (None, {"team.sms"})],
 )
 def test_keda_counts_both_queues_of_requests(urgent: str | None, names: set[str]) -> None:
-    """Retries and dead letters are no backlog."""
     values = merged(
         CI["autoscaled"],
         nested("config.worker.queue", "team.sms"),
@@ -318,7 +309,6 @@ def test_a_disruption_budget_keeps_pods(values: Values, spec: dict[str, Any]) ->
 
 
 def test_a_spread_counts_the_pods_of_its_role() -> None:
-    """A constraint without a selector would count no pod at all; one with a selector is kept."""
     bare = {"topologyKey": "rack", "maxSkew": 2, "whenUnsatisfiable": "DoNotSchedule"}
     theirs = bare | {"labelSelector": {"matchLabels": {"app": "theirs"}}}
     values = nested("worker.topologySpreadConstraints", [bare, theirs])
@@ -332,7 +322,6 @@ def test_a_spread_counts_the_pods_of_its_role() -> None:
 
 
 def unrestricted(spec: dict[str, Any]) -> list[str]:
-    """Say what of a pod's spec the Pod Security Standard `restricted` refuses."""
     pod = spec.get("securityContext", {})
     faults = [key for key in ("hostNetwork", "hostPID", "hostIPC") if spec.get(key)]
     kinds = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "projected", "secret"}
@@ -357,7 +346,6 @@ def unrestricted(spec: dict[str, Any]) -> list[str]:
 
 @every_example
 def test_every_pod_is_restricted(values: Values) -> None:
-    """Every pod, the test pod too, fits the Pod Security Standard `restricted`, read-only."""
     for pod in pods(render(values)):
         spec = pod["spec"]
 
@@ -382,7 +370,6 @@ def test_the_check_of_restricted_pods_finds_faults() -> None:
 
 @every_example
 def test_the_chart_makes_no_secret(values: Values) -> None:
-    """Credentials come from Secrets that exist, as files; none is in a manifest or a variable."""
     manifests = render(values)
 
     assert not of_kind(manifests, "Secret")
@@ -395,7 +382,6 @@ def test_the_chart_makes_no_secret(values: Values) -> None:
 
 
 def test_a_role_gets_its_own_secrets_only() -> None:
-    """The worker never sees a webhook secret, and the webhook role never sees the API key."""
     worker, webhook = (
         secret_files(deployment(CI["full"], role)["spec"]["template"]) for role in ROLES
     )
@@ -409,7 +395,6 @@ def test_a_role_gets_its_own_secrets_only() -> None:
 
 
 def test_operators_make_the_secrets_that_the_pods_mount() -> None:
-    """Pods mount the Secrets that the ExternalSecrets and the User make."""
     manifests = render(CI["operators"])
     made = {m["spec"]["target"]["name"] for m in of_kind(manifests, "ExternalSecret").values()}
     made |= {f"{name}-user-credentials" for name in of_kind(manifests, "User")}
@@ -423,7 +408,6 @@ def test_operators_make_the_secrets_that_the_pods_mount() -> None:
 
 
 def test_a_user_that_is_imported_comes_from_a_labelled_secret() -> None:
-    """The topology operator sees only Secrets with its label; no other one gets it."""
     imported = merged(CI["operators"], nested("externalSecrets.remoteRefs.rabbitmq", "sms/broker"))
     manifests = render(imported)
     targets = {
@@ -487,7 +471,6 @@ def test_service_leads_to_the_webhook_port_only() -> None:
 
 
 def test_the_public_reaches_the_webhooks_path_only() -> None:
-    """An Ingress and an HTTPRoute lead from webhook.path to the public Service, nowhere else."""
     (ingress,) = of_kind(render(CI["full"]), "Ingress").values()
     (route,) = of_kind(render(CI["autoscaled"]), "HTTPRoute").values()
     paths = [path for rule in ingress["spec"]["rules"] for path in rule["http"]["paths"]]
@@ -501,7 +484,6 @@ def test_the_public_reaches_the_webhooks_path_only() -> None:
 
 @pytest.mark.parametrize("has_default", [True, False])
 def test_every_endpoint_is_reached(has_default: bool) -> None:  # noqa: FBT001
-    """Each path that is served has its rule, and the notes and the test name no other."""
     values = merged(
         CI["services"],
         {"httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}]}},
@@ -543,7 +525,6 @@ def selectors(manifest: Manifest) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("example", ["full", "autoscaled"])
 def test_selectors_match_one_role_of_one_release(example: str) -> None:
-    """Nothing that selects pods takes in a pod of another role or of another release."""
     ours, theirs = (render(CI[example], release=name) for name in ("one", "two"))
     candidates = pods(ours) + pods(theirs)
     checked = set()
@@ -561,14 +542,12 @@ def test_selectors_match_one_role_of_one_release(example: str) -> None:
 
 
 def test_two_releases_share_a_namespace() -> None:
-    """No object of one release has the name of one of another release's."""
     ours, theirs = (names(render(CI["full"], release=name)) for name in ("one", "two"))
 
     assert not ours & theirs
 
 
 def test_a_service_monitor_selects_the_metrics_service_only() -> None:
-    """Each ServiceMonitor finds the one Service that leads to the admin port of its role."""
     manifests = render(CI["autoscaled"])
     services = of_kind(manifests, "Service")
     for name, monitor in of_kind(manifests, "ServiceMonitor").items():
@@ -627,7 +606,6 @@ def test_network_policies_let_through_what_each_role_needs() -> None:
 def test_the_network_policy_opens_the_port_of_the_api(
     api: str, proxy: str | None, port: int
 ) -> None:
-    """Out of the worker leads the port of the API's address, or of the proxy to it."""
     values = merged(
         MINIMAL,
         nested("networkPolicy.enabled", True),
@@ -643,7 +621,6 @@ def test_the_network_policy_opens_the_port_of_the_api(
 
 
 def test_webhook_serves_on_while_load_balancers_forget_it() -> None:
-    """The webhook role sleeps before it stops, the worker stops at once."""
     worker, webhook = (container(MINIMAL, role) for role in ROLES)
 
     assert webhook["lifecycle"] == {"preStop": {"sleep": {"seconds": 10}}}
@@ -669,8 +646,6 @@ def test_the_grace_period_follows_from_the_time_outs(
 
 
 def test_pods_roll_when_the_config_changes_and_only_then() -> None:
-    """A changed setting rolls the pods; a changed number of replicas does not."""
-
     def template(over: Values) -> Manifest:
         pod: Manifest = deployment(merged(MINIMAL, over), "worker")["spec"]["template"]
         return pod
@@ -684,7 +659,6 @@ def test_pods_roll_when_the_config_changes_and_only_then() -> None:
 
 
 def test_a_custom_probe_replaces_the_whole_probe() -> None:
-    """Nothing of the chart's own probe is left in a custom one."""
     probe = {"exec": {"command": ["true"]}}
     values = merged(MINIMAL, {"worker": {"customLivenessProbe": probe}})
 
@@ -692,7 +666,6 @@ def test_a_custom_probe_replaces_the_whole_probe() -> None:
 
 
 def test_further_objects_may_be_templates() -> None:
-    """An extra object, a map or a text, is rendered with the chart's own helpers."""
     name = '{{ include "sms-bridge.fullname" . }}'
     text = f"apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: {name}-b}}\n"
     objects = [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"{name}-a"}}, text]
@@ -706,7 +679,6 @@ def test_further_objects_may_be_templates() -> None:
 
 @pytest.mark.skipif(HELM is not None, reason="a helm program prints notes to a cluster only")
 def test_notes_name_the_next_commands() -> None:
-    """After the install the notes name commands that fit what was installed."""
     notes = {
         name: render_files(values)["sms-bridge/templates/NOTES.txt"] for name, values in CI.items()
     }
@@ -744,8 +716,6 @@ def test_notes_name_the_next_commands() -> None:
 def post_to_a_receiver(
     program: str, answer: Callable[[Message, bytes], int], environ: Mapping[str, str]
 ) -> "subprocess.CompletedProcess[bytes]":
-    """Run a program of the test pod against a receiver that answers one POST with a status."""
-
     class Receiver(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -769,7 +739,6 @@ def post_to_a_receiver(
 
 @pytest.mark.parametrize(("status", "code"), [(401, 0), (200, 1), (503, 1)])
 def test_helm_test_wants_an_unsigned_webhook_refused(status: int, code: int) -> None:
-    """The test pod's program passes when an unsigned webhook is answered 401, and only then."""
     (pod,) = of_kind(render(MINIMAL), "Pod").values()
     program, url = pod["spec"]["containers"][0]["args"]
     done = post_to_a_receiver(program, lambda _headers, _body: status, {})
@@ -780,7 +749,6 @@ def test_helm_test_wants_an_unsigned_webhook_refused(status: int, code: int) -> 
 
 @pytest.mark.parametrize(("secret", "code"), [("right", 0), ("wrong", 1)])
 def test_helm_test_wants_a_signed_webhook_taken_in(secret: str, code: int, tmp_path: Path) -> None:
-    """Where it is asked for, a webhook signed as configured is sent, and must be answered 200."""
     scheme = scheme_from(SignatureSettings(), None)
 
     def answer(headers: Message, body: bytes) -> int:

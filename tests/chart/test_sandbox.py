@@ -45,7 +45,6 @@ SECRET = "a-webhook-secret"
 
 
 def test_the_worker_sends_to_it() -> None:
-    """The worker's address is the Service, which leads to the sandbox and to nothing else."""
     manifests = render(SANDBOX)
     service = of_kind(manifests, "Service")[NAME]
     (port,) = service["spec"]["ports"]
@@ -64,7 +63,6 @@ def test_the_worker_sends_to_it() -> None:
 
 
 def test_it_stands_above_an_existing_config_map() -> None:
-    """Whatever service a file of somebody's names, the worker has the sandbox's address."""
     values = merged(CI["existing"], nested("smsApi", {"baseUrl": "", "preset": ""}))
     on = merged(values, nested("sandbox.enabled", True), nested("webhook.endpoints", []))
     variables = {one["name"]: one.get("value") for one in container(on, "worker")["env"]}
@@ -74,7 +72,6 @@ def test_it_stands_above_an_existing_config_map() -> None:
 
 
 def test_it_is_not_there_unless_it_is_asked_for() -> None:
-    """No other example has anything of it."""
     having = {
         example
         for example, values in CI.items()
@@ -85,7 +82,6 @@ def test_it_is_not_there_unless_it_is_asked_for() -> None:
 
 
 def test_its_command_is_one_of_the_program() -> None:
-    """Each argument is an option that the command has."""
     command, *words = container(SANDBOX, "sandbox")["args"]
     known = typer.main.get_command(cli).commands[command]  # type: ignore[attr-defined]
     options = {option for parameter in known.params for option in parameter.opts}
@@ -95,7 +91,6 @@ def test_its_command_is_one_of_the_program() -> None:
 
 
 def test_it_mounts_the_webhook_secret_alone() -> None:
-    """It signs with the first of the webhook's keys, from the same Secret; it gets no other."""
     values = merged(
         SANDBOX, nested("webhookSecrets", {"existingSecret": "hooks", "secretKeys": ["a", "b"]})
     )
@@ -166,7 +161,6 @@ def sandbox(folder: Path, port: int) -> Iterator[str]:
 
 
 def test_the_webhook_role_takes_what_it_signs(tmp_path: Path) -> None:
-    """What the chart starts signs with the Secret's file, as the chart's settings verify it."""
     for path in secret_files(deployment(SANDBOX, "webhook")["spec"]["template"]):
         file = tmp_path / Path(path).relative_to(MOUNTED)
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -111,7 +111,6 @@ def strict(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def definitions() -> Iterator[tuple[tuple[str, str], dict[str, Any]]]:
-    """Yield the strict schema of each version of each custom resource."""
     assert DEFINITIONS is not None
     for path in sorted(Path(DEFINITIONS).glob("*.yaml")):
         definition = yaml.load(path.read_text(), yaml.CSafeLoader)
@@ -141,7 +140,6 @@ def test_the_operators_take_every_object(
 
 
 def test_the_examples_use_every_custom_resource() -> None:
-    """No custom resource of the chart goes without an example, so none goes unchecked."""
     used = {m["kind"] for values in CI.values() for m in filter(is_custom, render(values))}
 
     assert used == {

@@ -30,7 +30,6 @@ TLS: Values = nested(
 
 
 def switched_on(section: str, **more: Any) -> Values:
-    """Make the minimal values with a section switched on."""
     return merged(MINIMAL, nested(section, {"enabled": True, **more}))
 
 
@@ -152,18 +151,15 @@ FLIPS: dict[str, Any] = {
 
 
 def base_for(path: str) -> Values:
-    """Make values in which the one at `path` matters."""
     return next((base for prefix, base in BASES if path.startswith(prefix)), MINIMAL)
 
 
 @cache
 def rendered(values: str) -> dict[str, str]:
-    """Render values, given as JSON, once."""
     return render_files(json.loads(values))
 
 
 def value_at(values: Values, path: str) -> Any:
-    """Find what is in force at a path: a given value, else the default."""
     found: Any = merged(DEFAULTS, values)
     for key in path.split("."):
         found = found[key]
@@ -171,7 +167,6 @@ def value_at(values: Values, path: str) -> Any:
 
 
 def flipped(path: str, value: Any) -> Any:
-    """Make another value of the same kind."""
     if path in FLIPS:
         return FLIPS[path]
     match value:
@@ -214,7 +209,6 @@ def test_every_value_has_a_comment() -> None:
 
 
 def known_to_the_schema(node: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the path of every key that the schema names."""
     reference = re.fullmatch(r"#/definitions/(\w+)", node.get("$ref", ""))
     if reference:
         node = SCHEMA["definitions"][reference[1]]

@@ -111,7 +111,6 @@ def last_status(answers: bytes) -> str:
 
 
 async def strike(port: int, attack: Attack) -> None:
-    """Attack once."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     started = time.monotonic()
     writer.write(attack.says())

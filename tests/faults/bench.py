@@ -57,7 +57,6 @@ async def eventually(
 @overload
 async def eventually(check: Callable[[], T], *, what: str, seconds: float = ...) -> T: ...
 async def eventually(check: Callable[[], Any], *, what: str, seconds: float = SECONDS) -> Any:
-    """Poll until `check` returns something true and return that; fail at the deadline."""
     deadline = time.monotonic() + seconds
     while True:
         found = check()
@@ -162,7 +161,6 @@ class Live:
 
     @property
     def worker(self) -> Worker:
-        """Its worker."""
         assert self.bridge.wiring.worker is not None
         return self.bridge.wiring.worker
 
@@ -184,7 +182,6 @@ class Live:
         return {labels["reason"] for labels, value in samples if value}
 
     def metric(self, name: str, **labels: str) -> float:
-        """Sum up the samples of a metric that have these labels."""
         samples = self._samples(name)
         return sum(value for given, value in samples if labels.items() <= given.items())
 
@@ -310,7 +307,6 @@ class Amqp:
         return declared.declaration_result.message_count or 0
 
     async def consumers(self, queue: str) -> int:
-        """Count the consumers of a queue."""
         async with self._connection.channel() as channel:
             declared = await channel.declare_queue(queue, passive=True)
             return declared.declaration_result.consumer_count or 0
@@ -325,7 +321,6 @@ class Amqp:
         return await source.get(timeout=SECONDS)
 
     async def take_all(self, queue: str) -> list[AbstractIncomingMessage]:
-        """Take every message that is ready in a queue."""
         source = await self.channel.get_queue(queue, ensure=False)
         found = []
         while (message := await source.get(fail=False, no_ack=True, timeout=SECONDS)) is not None:
@@ -405,7 +400,6 @@ class Bench:
         await self.declare_queue(self.queue)
 
     async def declare_queue(self, queue: str, **arguments: Any) -> None:
-        """Declare a durable quorum queue."""
         arguments = {"x-queue-type": "quorum", **arguments}
         await self.amqp.channel.declare_queue(queue, durable=True, arguments=arguments)
 
@@ -427,7 +421,6 @@ class Bench:
         urgent: bool = False,
         **properties: Any,
     ) -> list[str]:
-        """Publish so many send requests, or one to each number; return the numbers."""
         numbers = make_numbers(what) if isinstance(what, int) else [*what]
         queue = self.urgent_queue if urgent else self.queue
         await asyncio.gather(
@@ -444,8 +437,6 @@ class Bench:
         await self.amqp.publish(queue, body, **properties)
 
     async def until_taken(self, numbers: Sequence[str], seconds: float = SECONDS) -> None:
-        """Return when the service has accepted a message for each of the numbers."""
-
         def all_taken() -> bool:
             return {message.to for message in self.service.taken(numbers)} == set(numbers)
 
@@ -476,15 +467,12 @@ class Bench:
             await asyncio.sleep(SETTLED_POLL_SECONDS)
 
     async def until_dead(self, count: int) -> None:
-        """Return when there are so many dead letters."""
-
         async def are_there() -> bool:
             return await self.amqp.count(self.dead_queue) >= count
 
         await eventually(are_there, what=f"{count} dead letters")
 
     async def dead_letters(self) -> list[AbstractIncomingMessage]:
-        """Take every dead letter."""
         return await self.amqp.take_all(self.dead_queue)
 
     def extra_posts(self, numbers: Sequence[str]) -> dict[str, int]:

@@ -57,7 +57,6 @@ class ChoosyApi:
         return [post for post in self.posts if post.to in numbers]
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer the requests of one connection."""
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")

@@ -43,7 +43,6 @@ class Target:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What it said when it started; nothing before that."""
         return next(iter(self.logged("started")), {})
 
     @functools.cached_property
@@ -63,7 +62,6 @@ class Target:
 
     @property
     def memory_bytes(self) -> int:
-        """The memory that it has."""
         return self._memory_bytes("VmRSS")
 
     def _memory_bytes(self, name: str) -> int:
@@ -71,7 +69,6 @@ class Target:
         return int(status.partition(f"{name}:")[2].split()[0]) * 1024
 
     def logged(self, event: str) -> list[dict[str, Any]]:
-        """Return every line of an event."""
         # The last one may be half written.
         whole, _, _ = self.child.log.read_text(encoding="utf-8").rpartition("\n")
         lines = map(json.loads, whole.splitlines())
@@ -82,7 +79,6 @@ class Target:
         return (await self._admin("livez")).status_code
 
     async def metric(self, name: str, **labels: str) -> float:
-        """Sum up the samples of a metric that have these labels."""
         families = text_string_to_metric_families((await self._admin("metrics")).text)
         samples = (sample for family in families for sample in family.samples)
         return sum(
@@ -198,7 +194,6 @@ class Crowd:
         self._clients: list[RawClient] = []
 
     async def enter(self, count: int) -> list[RawClient]:
-        """Open connections."""
         opening = (asyncio.open_connection("127.0.0.1", self._port) for _ in range(count))
         fresh = [RawClient(*streams) for streams in await asyncio.gather(*opening)]
         self._clients += fresh

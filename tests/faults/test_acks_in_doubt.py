@@ -31,10 +31,7 @@ from tests.faults.traffic import WITH_AND_WITHOUT_IDS
 async def test_drain_without_a_connection_waits_for_what_comes_again(
     bench: Bench, tmp_path: Path
 ) -> None:
-    """SIGTERM after a loss that took acks along: the worker comes back to ack the redeliveries.
-
-    Takes the seconds for which the broker is away: longer than the worker waits for silence.
-    """
+    """SIGTERM after a loss that took acks along: the worker comes back to ack the redeliveries."""
     await bench.declare_main()
     with guarded() as guard:
         environ = make_environ(bench.values(worker__retry_delays=["1m", "2m"]))
@@ -112,10 +109,6 @@ async def test_drain_acks_what_has_come_again_before_it(bench: Bench, *, ids: bo
 
 @pytest.mark.parametrize("seconds", [0, COMES_AGAIN_SECONDS + 1], ids=["at_once", "later"])
 async def test_drain_carries_out_what_is_decided(bench: Bench, seconds: float) -> None:
-    """What may have been sent is parked, though all connections end in the drain before that.
-
-    Copies can be published again `seconds` later than messages are delivered again.
-    """
     bench.service.misbehave({"mode": "accept_then_cut"})
     async with bench.worker(worker__on_uncertain="park") as live:
         copies = bench.proxy.trap("client", PUBLISH, "pass", nth=3, link=PUBLISH_LINK)
@@ -142,10 +135,6 @@ async def test_drain_carries_out_what_is_decided(bench: Bench, seconds: float) -
 
 
 async def test_drain_does_not_wait_for_what_others_have_taken(bench: Bench, tmp_path: Path) -> None:
-    """SIGTERM long after a cut ends the worker when nothing comes again for two seconds.
-
-    Takes the seconds after which the wait ends.
-    """
     numbers = make_numbers(5)
     async with owing_worker(bench, tmp_path, numbers, others=True) as scenario:
         await bench.proxy.accept()
@@ -159,10 +148,7 @@ async def test_drain_does_not_wait_for_what_others_have_taken(bench: Bench, tmp_
 
 
 async def test_drain_holds_one_message_of_others(bench: Bench, tmp_path: Path) -> None:
-    """A worker that waits for what comes again keeps one new message from others, no more.
-
-    Takes the seconds after which the wait ends.
-    """
+    """A worker that waits for what comes again keeps one new message from others, no more."""
     numbers, fresh = make_numbers(5), make_numbers(20)
     async with owing_worker(bench, tmp_path, numbers, others=True) as scenario:
         await bench.publish(fresh)
@@ -179,10 +165,7 @@ async def test_drain_holds_one_message_of_others(bench: Bench, tmp_path: Path) -
 
 
 async def test_drain_ends_while_messages_of_others_come_again(bench: Bench, tmp_path: Path) -> None:
-    """However long the broker delivers again what is not ours, the wait ends, and it is told.
-
-    Takes the seconds after which the wait ends.
-    """
+    """However long the broker delivers again what is not ours, the wait ends, and it is told."""
     numbers, returned = make_numbers(5), make_numbers(50)
     async with owing_worker(bench, tmp_path, numbers, others=True) as scenario:
         await bench.publish(returned)

@@ -54,8 +54,6 @@ async def test_api_outage(bench: Bench, api: HttpProxy, kind: str, count: int) -
     """An outage costs a handful of dead letters, and its end starts slowly.
 
     What the service takes without saying so is repeated with its key, no more than allowed.
-
-    Takes the seconds of the outage, and of the slow start after it.
     """
     await bench.declare_main()
     numbers = await bench.publish(count)
@@ -86,7 +84,6 @@ async def test_api_outage(bench: Bench, api: HttpProxy, kind: str, count: int) -
 
 
 async def test_what_is_in_flight_when_an_outage_is_seen_burns_nothing(bench: Bench) -> None:
-    """Answers that come once the worker is paused cost no attempt; ten had to fail before that."""
     await bench.declare_main()
     numbers = await bench.publish(50)
     bench.service.misbehave(NOT_SENT | {"latency_seconds": 1.5})
@@ -123,10 +120,6 @@ async def _begin_outage(kind: str, bench: Bench, api: HttpProxy) -> None:
 async def test_last_uncertain_attempt_in_an_outage(
     bench: Bench, policy: dict[str, Any], fault: dict[str, Any]
 ) -> None:
-    """What must not be tried again after an attempt in doubt is POSTed once, in a pause too.
-
-    Takes the seconds of the outage, of two probes, and of the slow start after it.
-    """
     await bench.declare_main()
     numbers = await bench.publish(400)
     # Slow enough that the queue outlasts the time after which it counts as an outage.
@@ -151,7 +144,6 @@ async def test_last_uncertain_attempt_in_an_outage(
 
 
 async def has_posted(bench: Bench, numbers: list[str]) -> None:
-    """Return when a POST was made for each of the numbers."""
     wanted = set(numbers)
     await eventually(
         lambda: {post.to for post in bench.service.posts(numbers)} == wanted, what="POSTs"
@@ -159,13 +151,11 @@ async def has_posted(bench: Bench, numbers: list[str]) -> None:
 
 
 def was_put_off(live: Live, number: str) -> bool:
-    """Say whether a message was put off because of a pause."""
     lines = live.logged("delivery")
     return any(x["message_id"].endswith(number[1:]) and x["reason"] == "paused" for x in lines)
 
 
 async def test_uncertain_attempts_count_in_an_outage(bench: Bench) -> None:
-    """What was in flight when an outage was recognised is not POSTed more often than its cap."""
     (in_flight,) = make_numbers(1)
     cut = {"to": in_flight, "mode": "accept_then_cut"}
     away = {"status": 503, "headers": {"Retry-After": "1"}}
@@ -191,7 +181,6 @@ async def test_uncertain_attempts_count_in_an_outage(bench: Bench) -> None:
 
 
 async def test_a_probe_that_reaches_nobody_ends_no_pause(bench: Bench, api: HttpProxy) -> None:
-    """A probe that finds no service says nothing about the key."""
     await bench.declare_main()
     numbers = await bench.publish(100)
     bench.service.misbehave({"status": 401})

@@ -30,7 +30,6 @@ async def test_credentials_rejected_for_a_while(bench: Bench) -> None:
 
 
 async def send_until_refused(bench: Bench, count: int) -> None:
-    """Send one message after the other until so many are dead: they are the evidence."""
     deadline = time.monotonic() + 30
     while await bench.amqp.count(bench.dead_queue) < count:
         assert await seconds_to_send(bench, 1) < 5
@@ -39,10 +38,7 @@ async def send_until_refused(bench: Bench, count: int) -> None:
 
 @pytest.mark.parametrize("messages", [1, 5])
 async def test_a_number_that_is_never_found(bench: Bench, messages: int) -> None:
-    """A number that is answered 404 for ever is refused, and holds others up for no longer.
-
-    Takes the seconds of the probes, and of twenty messages one after the other.
-    """
+    """A number that is answered 404 for ever is refused, and holds others up for no longer."""
     (bad,) = make_numbers(1)
     bench.service.misbehave({"to": bad, "status": 404})
     async with bench.worker() as live:
@@ -116,10 +112,6 @@ async def test_first_answer_of_a_fresh_worker_is_403(bench: Bench) -> None:
 
 @pytest.mark.parametrize("status", [403, 404])
 async def test_key_or_path_that_goes_away(bench: Bench, status: int) -> None:
-    """A key revoked with 403, or a path that goes away, under load costs no message.
-
-    Takes the seconds of three probes, each twice as late as the one before, and of the slow start.
-    """
     await bench.declare_main()
     numbers = await bench.publish(300)
     bench.service.misbehave({"latency_seconds": 0.1})
@@ -141,7 +133,6 @@ async def test_key_or_path_that_goes_away(bench: Bench, status: int) -> None:
 
 
 async def test_proxy_that_wants_another_login(bench: Bench) -> None:
-    """A proxy that answers CONNECT with 407 pauses the worker, and costs no message."""
     heads: list[bytes] = []
 
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -167,7 +158,6 @@ async def test_proxy_that_wants_another_login(bench: Bench) -> None:
 
 @pytest.mark.parametrize("status", [302, 307])
 async def test_redirect_is_not_followed(bench: Bench, status: int) -> None:
-    """A redirect goes nowhere: nothing reaches its target, and the worker pauses."""
     visits: list[float] = []
 
     async def visit(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

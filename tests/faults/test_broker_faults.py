@@ -32,7 +32,6 @@ from tests.faults.traffic import NOT_SENT, REFUSED, once_each
 
 
 async def test_consumer_cancelled_by_the_deletion_of_its_queue(bench: Bench) -> None:
-    """A worker whose queue is deleted says so at once, declares it and consumes again."""
     async with bench.worker() as live:
         await bench.amqp.channel.queue_delete(bench.queue)
         await eventually(
@@ -48,7 +47,6 @@ async def test_consumer_cancelled_by_the_deletion_of_its_queue(bench: Bench) -> 
 
 
 async def test_memory_alarm_during_a_storm_of_errors(bench: Bench) -> None:
-    """What cannot be stored is held, nothing more is taken, and all goes on after the alarm."""
     bench.service.misbehave(NOT_SENT)
     await bench.declare_main()
     numbers = await bench.publish(30)
@@ -70,7 +68,6 @@ async def test_memory_alarm_during_a_storm_of_errors(bench: Bench) -> None:
 
 
 async def test_a_copy_whose_confirm_is_late_is_published_once(bench: Bench) -> None:
-    """However many publish time-outs pass: what the broker has stored it is not given again."""
     bench.service.misbehave(NOT_SENT)
     async with bench.worker(rabbitmq__publish_timeout_seconds=0.5) as live:
         numbers = await bench.publish(5)
@@ -151,7 +148,6 @@ async def test_retry_queue_deleted_by_an_operator(bench: Bench) -> None:
 
 
 async def test_dead_letter_queue_that_is_full(bench: Bench) -> None:
-    """A dead letter for which there is no room is held until there is."""
     await _declare_with_full_dead_queue(bench)
     bench.service.misbehave(REFUSED)
     async with bench.worker(rabbitmq__topology="off") as live:
@@ -170,7 +166,6 @@ async def test_dead_letter_queue_that_is_full(bench: Bench) -> None:
 
 
 async def test_a_drain_that_a_full_queue_cuts_off_names_it(bench: Bench) -> None:
-    """The log line of the drain names the queue that refuses the copies, and how."""
     await _declare_with_full_dead_queue(bench)
     bench.service.misbehave(REFUSED)
     changed: dict[str, Any] = {"worker__shutdown_timeout_seconds": 1}
@@ -193,7 +188,6 @@ async def _declare_with_full_dead_queue(bench: Bench) -> None:
 
 
 async def _each_command_names(live: Live, bench: Bench, queue: str) -> None:
-    """See that the log, the health page, `check` and `status` name the queue that refuses."""
     port = URL(live.admin_url).port
     settings = make_settings(bench.values(admin__port=port, rabbitmq__url=[bench.broker.url]))
     told = await read_worker_status(settings)
@@ -257,7 +251,6 @@ async def test_a_delivery_limit_drops_nothing_in_flight(bench: Bench) -> None:
 async def test_a_missing_urgent_queue_costs_the_main_one_no_delivery(
     bench: Bench, ordering: str
 ) -> None:
-    """A worker that may not make the queue takes nothing, which would count to a delivery limit."""
     await bench.declare_main()
     await bench.publish(5)
     values = bench.values(rabbitmq__topology="off", worker__ordering=ordering)
@@ -279,10 +272,6 @@ def _has_received(live: Live, count: int) -> bool:
 
 
 async def test_a_killed_broker_costs_no_message_and_no_post(bench: Bench) -> None:
-    """Messages in flight while the broker is killed are sent, and POSTed once.
-
-    Takes a start of the broker.
-    """
     bench.service.misbehave({"latency_seconds": 0.3})
     async with bench.worker() as live:
         await asyncio.to_thread(bench.broker.flush)
@@ -299,10 +288,7 @@ async def test_a_killed_broker_costs_no_message_and_no_post(bench: Bench) -> Non
 
 
 async def test_retry_queues_survive_a_restart(bench: Bench) -> None:
-    """Messages whose wait ends while the broker is down are all in the main queue afterwards.
-
-    Takes a start of the broker.
-    """
+    """Messages whose wait ends while the broker is down are all in the main queue afterwards."""
     async with bench.worker():
         pass
     await asyncio.to_thread(bench.broker.flush)
@@ -320,7 +306,6 @@ async def test_retry_queues_survive_a_restart(bench: Bench) -> None:
 
 
 async def test_broker_password_changed_while_running(bench: Bench, tmp_path: Path) -> None:
-    """A new password in the file is used at the next connection, without a restart."""
     username, password = tmp_path / "username", tmp_path / "password"
     username.write_text("rotated\n")
     password.write_text("old password\n")

@@ -8,10 +8,6 @@ from tests.faults.traffic import has_taken
 
 
 async def test_no_more_than_concurrency_after_a_pause(bench: Bench) -> None:
-    """Requests that are slow over a pause leave no room for more than `worker.concurrency`.
-
-    Takes three rounds of requests that are slow enough to outlast the pause.
-    """
     await bench.declare_main()
     slow, bad, rest = make_numbers(9), make_numbers(1), make_numbers(20)
     for numbers in (slow, bad, rest):
@@ -30,10 +26,6 @@ async def test_no_more_than_concurrency_after_a_pause(bench: Bench) -> None:
 
 
 async def test_the_limit_follows_the_service(bench: Bench) -> None:
-    """With `auto` it grows while all is well, a 503 halves it, and everything is sent once.
-
-    Takes the seconds in which the limit grows, and in which it is found again.
-    """
     await bench.declare_main()
     numbers = await bench.publish(500)
     bench.service.misbehave({"latency_seconds": 0.3})
@@ -56,7 +48,6 @@ async def test_the_limit_follows_the_service(bench: Bench) -> None:
 
 
 async def test_order_is_kept_while_the_limit_moves(bench: Bench) -> None:
-    """`ordering: recipient` goes together with `auto`, over a 429, too."""
     await bench.declare_main()
     numbers = make_numbers(20)
     for count in range(5):
@@ -74,10 +65,7 @@ async def test_order_is_kept_while_the_limit_moves(bench: Bench) -> None:
 
 
 async def test_a_drain_with_a_limit_that_moves(bench: Bench) -> None:
-    """At the end what is in flight is finished, and what only waits goes back, each sent once.
-
-    Takes three workers, and POSTs of 0.3 s while the limit is low.
-    """
+    """At the end what is in flight is finished, and what only waits goes back, each sent once."""
     await bench.declare_main()
     numbers = await bench.publish(100)
     bench.service.misbehave({"latency_seconds": 0.3})

@@ -17,8 +17,6 @@ from tests.faults.bench import Bench, eventually, make_settings, running, unfroz
 
 @pytest.mark.parametrize("greeted", [False, True], ids=["at_once", "after_the_greeting"])
 async def test_connection_reset_in_the_handshake(*, greeted: bool) -> None:
-    """A connection that is reset before the login is a refused one, and freezes nothing."""
-
     async def reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if greeted:
             await reader.readexactly(8)
@@ -33,7 +31,6 @@ async def test_connection_reset_in_the_handshake(*, greeted: bool) -> None:
 
 
 async def test_a_failed_connection_leaves_nothing_to_collect(bench: Bench) -> None:
-    """What cannot connect, or is cut, is closed: a finaliser in another thread could not do it."""
     settings = make_settings(bench.values()).rabbitmq
     for spoil in (bench.proxy.refuse, bench.proxy.freeze):
         spoil()
@@ -97,7 +94,6 @@ async def test_the_fault_of_each_broker_is_told(bench: Bench, other: str) -> Non
 
 
 async def test_a_node_that_hangs_is_overtaken(bench: Bench) -> None:
-    """Of several URLs one that answers nothing takes a second, not the whole time to connect."""
     async with open_amqp_proxy(bench.broker.url) as hanging:
         urls = {"rabbitmq__url": [hanging.url, bench.proxy.url]}
         hanging.freeze()
@@ -114,7 +110,6 @@ async def test_a_node_that_hangs_is_overtaken(bench: Bench) -> None:
 
 
 async def test_silent_addresses_of_names(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the first addresses of the broker's and the API's names are silent, all is sent."""
     broker, api = URL(bench.proxy.url), URL(bench.service.url)
     give_addresses(monkeypatch, "broker.test", "127.0.0.2", "127.0.0.1")
     # The stand-in service answers to no other name.

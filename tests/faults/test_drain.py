@@ -20,7 +20,6 @@ pytestmark = pytest.mark.serial
 
 
 async def end_idle(scenario: Scenario) -> Ending:
-    """End a worker that has nothing to do."""
     return await scenario.end([])
 
 
@@ -70,7 +69,6 @@ async def end_hanging(scenario: Scenario) -> Ending:
 
 
 async def end_blocked(scenario: Scenario) -> Ending:
-    """End a worker whose broker stores nothing while it has retry copies to store."""
     # Long enough for the alarm to be on first, where `rabbitmqctl` is slow to start.
     numbers = await scenario.publish({"latency_seconds": 10, **NOT_SENT})
     async with memory_alarm(scenario.bench.broker):
@@ -118,7 +116,6 @@ ALONE: dict[str, Callable[[Scenario], Awaitable[Ending]]] = {
 async def endings(
     broker: Broker, service: Service, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Ending]:
-    """End one worker process in each state, most of them at the same time."""
     service.forget()
     folder = tmp_path_factory.mktemp("drains")
     with guarded() as guard:
@@ -149,7 +146,6 @@ async def endings(
 
 @pytest.mark.parametrize("state", [*TOGETHER, *ALONE])
 async def test_drain_loses_nothing_and_ends_in_time(endings: dict[str, Ending], state: str) -> None:
-    """Whatever the state, SIGTERM ends the worker in time; nothing is lost or POSTed twice."""
     ending = endings[state]
 
     assert ending.seconds < SHUTDOWN_SECONDS + 5

@@ -27,7 +27,6 @@ TRIES = 4
 
 
 async def _publish(settings: Settings, count: int) -> list[str]:
-    """Make the queues as a worker does, publish requests, and return their ids."""
     ids = [f"id-{number}" for number in range(count)]
     connection = await open_first_connection(settings.rabbitmq, name="test")
     try:
@@ -49,7 +48,6 @@ async def _publish(settings: Settings, count: int) -> list[str]:
 
 
 async def _drain(settings: Settings, file: Path) -> int:
-    """Move what waits, and return how many wait by then."""
     worker = settings.worker
     async with open_mover(settings, "drain") as mover:
         waiting = await count_waiting(mover.connection, worker)
@@ -60,7 +58,6 @@ async def _drain(settings: Settings, file: Path) -> int:
 
 
 async def _ids_in(settings: Settings, queue: str) -> list[str | None]:
-    """Take every message off a queue, and return their ids."""
     connection = await open_first_connection(settings.rabbitmq, name="test")
     try:
         channel = await connection.channel()
@@ -87,10 +84,6 @@ def _listed(*files: Path) -> set[str]:
 
 
 async def test_the_broker_is_killed_in_a_drain(bench: Bench, tmp_path: Path) -> None:
-    """It ends with an error; run again, all are dead letters and listed, few of them twice.
-
-    Takes the seconds that a broker needs to start.
-    """
     settings = make_settings(bench.values(rabbitmq__url=[bench.broker.url]))
     queue = settings.worker.queue
     ids = await _publish(settings, CAMPAIGN)

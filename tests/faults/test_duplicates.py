@@ -30,10 +30,6 @@ def repeats(live: Live) -> float:
 async def publish_twice(
     bench: Bench, numbers: list[str], chance: random.Random
 ) -> dict[str, float]:
-    """Publish a message to each number, and again some seconds later; return the seconds.
-
-    All are shuffled over the time that it takes.
-    """
     firsts = [(chance.uniform(0, MAX_GAP_SECONDS), number) for number in numbers]
     seconds = [(at + chance.uniform(0, MAX_GAP_SECONDS), number) for at, number in firsts]
     loop = asyncio.get_running_loop()
@@ -47,10 +43,7 @@ async def publish_twice(
 
 
 async def test_a_thousand_messages_twice(bench: Bench) -> None:
-    """Three workers send each once, but for some that were published within the same moment.
-
-    Takes the seconds that lie between the two, and prints how many of which gap were sent twice.
-    """
+    """Three workers send each once, but for some that were published within the same moment."""
     bench.service.misbehave({"to": None, "latency_seconds": 0.1})
     async with AsyncExitStack() as stack:
         workers = [
@@ -73,7 +66,6 @@ async def test_a_thousand_messages_twice(bench: Bench) -> None:
 
 
 async def test_a_peer_is_waited_for(bench: Bench) -> None:
-    """The second of two does not go while the first is in flight at another worker."""
     settings: dict[str, Any] = {**DEDUPLICATING, "worker__concurrency": 1}
     bench.service.misbehave({"to": None, "count": 1, "latency_seconds": 2})
     async with bench.worker(**settings) as first, bench.worker(**settings) as second:
@@ -90,10 +82,6 @@ async def test_a_peer_is_waited_for(bench: Bench) -> None:
 
 
 async def test_workers_that_are_replaced_one_after_the_other(bench: Bench) -> None:
-    """A worker that comes learns what was sent before it, also by those that are gone.
-
-    Whoever asked is answered as the first was, but for the service's id.
-    """
     answers = await bench.amqp.channel.declare_queue(exclusive=True)
     async with AsyncExitStack() as stack:
         former = await stack.enter_async_context(bench.worker(**DEDUPLICATING))
@@ -116,7 +104,6 @@ async def test_workers_that_are_replaced_one_after_the_other(bench: Bench) -> No
 
 
 def knows(live: Live, count: int) -> bool:
-    """Say whether a worker knows so many that were sent (a look inside: nothing tells it)."""
     return len(list(live.worker._deduplicator.sent.latest(100))) == count
 
 

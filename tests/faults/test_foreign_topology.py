@@ -27,7 +27,6 @@ QUORUM = {"x-queue-type": "quorum"}
 
 
 async def declare(bench: Bench, queue: str, arguments: dict[str, Any], **options: Any) -> None:
-    """Declare a queue as somebody else would."""
     given = {"durable": True, **options}
     await bench.amqp.channel.declare_queue(queue, arguments=arguments, **given)
 
@@ -71,7 +70,6 @@ async def starting(bench: Bench) -> AsyncIterator[Live]:
 async def test_the_queue_of_a_publisher_is_used_as_it_is(
     bench: Bench, arguments: dict[str, Any], options: dict[str, Any], costs: list[str]
 ) -> None:
-    """A worker takes the main queue as a publisher has made it, and says once what that costs."""
     await declare(bench, bench.queue, arguments, **options)
     async with bench.worker() as live:
         await bench.until_taken(await bench.publish(3))
@@ -92,10 +90,6 @@ async def test_the_queue_of_a_publisher_is_used_as_it_is(
 async def test_our_own_queues_have_to_be_right(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, which: str
 ) -> None:
-    """With a retry or dead-letter queue of another kind the worker waits on one connection.
-
-    What is wrong is told again and again, and it starts by itself when it is right.
-    """
     monkeypatch.setattr(upkeep, "LOOK_SECONDS", 0.1)
     monkeypatch.setattr(upkeep, "LOG_AGAIN_SECONDS", 0.5)
     queue = f"{bench.queue}.{which}"
@@ -141,7 +135,6 @@ async def test_a_queue_that_is_locked_is_waited_for(
 
 
 async def test_a_stream_is_waited_for(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream in the place of the main queue keeps the worker from being ready; it says why."""
     monkeypatch.setattr(upkeep, "LOOK_SECONDS", 0.1)
     await declare(bench, bench.queue, {"x-queue-type": "stream"})
     async with starting(bench) as live:
@@ -161,7 +154,6 @@ async def test_a_stream_is_waited_for(bench: Bench, monkeypatch: pytest.MonkeyPa
 async def test_a_retry_queue_that_turns_out_wrong_stops_the_worker(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When a copy finds no queue, and another one has become wrong, nothing more is taken."""
     monkeypatch.setattr(upkeep, "LOOK_SECONDS", 0.1)
     monkeypatch.setattr(upkeep, "LOG_AGAIN_SECONDS", 0.5)
     retry = f"{bench.queue}.retry.1s"
@@ -195,7 +187,6 @@ async def test_a_retry_queue_that_turns_out_wrong_stops_the_worker(
 async def test_the_exchange_and_queue_of_a_subscriber_are_used_as_they_are(
     bench: Bench, kind: str, options: dict[str, Any], costs: list[str]
 ) -> None:
-    """A receiver takes exchange and queue as a subscriber has made them, and says what it costs."""
     await declare(bench, bench.exchange, {"x-message-ttl": 600_000})
     given = {"durable": True, **options}
     await bench.amqp.channel.declare_exchange(bench.exchange, kind, **given)

@@ -16,10 +16,6 @@ CONCURRENCY = 10
 async def test_a_kill_doubles_no_more_than_was_in_flight(
     bench: Bench, tmp_path: Path, latency_seconds: float
 ) -> None:
-    """Whatever more a worker has taken, a kill doubles `worker.concurrency` messages at most.
-
-    All are sent, and the second of two has the key of the first.
-    """
     await bench.declare_main()
     numbers = make_numbers(300)
     if latency_seconds:

@@ -33,13 +33,11 @@ from tests.faults.traffic import REFUSED, TOO_EARLY, WITH_AND_WITHOUT_IDS, has_t
 
 
 def has_opened(live: Live, count: int) -> bool:
-    """Say whether a bridge has opened so many connections to the broker."""
     return live.metric("sms_bridge_amqp_connections_total", outcome="opened") >= count
 
 
 @WITH_AND_WITHOUT_IDS
 async def test_cut_at_the_ack_of_a_sent_message(bench: Bench, *, ids: bool) -> None:
-    """Connections cut while the ack of a sent message leaves cost no message and no second POST."""
     async with bench.worker() as live:
         trap = bench.proxy.trap("client", ACK, "cut", nth=20, again=True, link=CONSUME_LINK)
         numbers = await bench.publish(100, ids=ids)
@@ -56,7 +54,6 @@ async def fill_the_rate(bench: Bench, _live: Live) -> None:
 
 
 async def fill_the_slots(bench: Bench, _live: Live) -> None:
-    """Take up each slot for some seconds."""
     numbers = make_numbers(FIRST_LIMIT)
     bench.service.misbehave(*({"to": number, "latency_seconds": 3} for number in numbers))
     await bench.publish(numbers)
@@ -85,10 +82,7 @@ async def close_the_gate(bench: Bench, live: Live) -> None:
 async def test_cut_while_the_second_of_two_equal_texts_waits(
     bench: Bench, hold_up: Callable[[Bench, Live], Awaitable[None]], changed: dict[str, Any]
 ) -> None:
-    """The same words again, that wait for their turn as the connection ends, are sent as well.
-
-    Takes the seconds that they wait.
-    """
+    """The same words again, that wait for their turn as the connection ends, are sent as well."""
     async with bench.worker(**changed) as live:
         (number,) = await bench.publish(1, ids=False)
         await bench.until_taken([number])
@@ -108,7 +102,6 @@ async def test_cut_while_the_second_of_two_equal_texts_waits(
 
 
 async def test_cut_on_the_way_of_the_second_of_two_equal_texts(bench: Bench) -> None:
-    """What the broker delivered shows which acks it has read: an equal text is another message."""
     number, *others = make_numbers(4)
     async with bench.worker(worker__concurrency=2) as live:
         # The worker never sees it, and it comes again as delivered before.
@@ -179,7 +172,6 @@ async def test_a_copy_that_is_stored_twice_is_tried_once(bench: Bench) -> None:
 
 
 async def test_cut_at_the_publish_of_a_dead_letter(bench: Bench) -> None:
-    """A dead letter whose connection is cut as it leaves is published again, and once."""
     bench.service.misbehave(REFUSED)
     # One at a time: a cut would take the confirms of those that went before.
     async with bench.worker(worker__concurrency=1) as live:
@@ -196,7 +188,6 @@ async def test_cut_at_the_publish_of_a_dead_letter(bench: Bench) -> None:
 
 @WITH_AND_WITHOUT_IDS
 async def test_channel_closed_by_the_broker(bench: Bench, *, ids: bool) -> None:
-    """A channel that the broker closes for a false ack costs no message and no second POST."""
     async with bench.worker() as live:
         trap = bench.proxy.trap("client", ACK, misnumber, nth=5, link=CONSUME_LINK)
         numbers = await bench.publish(30, ids=ids)
@@ -221,7 +212,6 @@ async def test_channel_closed_by_the_broker(bench: Bench, *, ids: bool) -> None:
     ],
 )
 async def test_cut_while_queue_lengths_are_read(bench: Bench, method: Method) -> None:
-    """A connection that dies while the lengths of queues are read is replaced at once."""
     # Those of the four queues are read on a second channel each, beside the one that consumes.
     beside: dict[str, Any] = {"link": CONSUME_LINK, "channel": 2}
     for nth in range(1, 5):
@@ -238,7 +228,6 @@ async def test_cut_while_queue_lengths_are_read(bench: Bench, method: Method) ->
 
 
 async def test_a_flapping_connection(bench: Bench) -> None:
-    """Connections that are reset again and again cost no message and no second POST."""
     bench.service.misbehave({"latency_seconds": 0.1})
     async with bench.worker() as live:
         numbers = await bench.publish(150)
@@ -257,7 +246,7 @@ async def test_black_holed_broker(bench: Bench) -> None:
     """A broker that is silently gone is noticed; what it sends once more is not sent again.
 
     After two heartbeats, neither sooner nor later: a busy broker is not to be left, and the other
-    nodes of a cluster wait to be used. Takes the five seconds of that.
+    nodes of a cluster wait to be used.
     """
     bench.service.misbehave({"latency_seconds": 0.5})
     async with bench.worker(rabbitmq__heartbeat_seconds=2) as live:
@@ -279,10 +268,7 @@ async def test_black_holed_broker(bench: Bench) -> None:
 
 
 async def test_two_lost_connections_during_one_post(bench: Bench) -> None:
-    """However often the connection ends during a POST, it is not repeated; without an id too.
-
-    Takes the 6 s of a POST, in which the connection is lost twice.
-    """
+    """However often the connection ends during a POST, it is not repeated; without an id too."""
     bench.service.misbehave({"latency_seconds": 6})
     received = "sms_bridge_worker_messages_received_total"
     async with bench.worker() as live:
@@ -299,5 +285,4 @@ async def test_two_lost_connections_during_one_post(bench: Bench) -> None:
 
 
 def has_received(live: Live, name: str, count: int) -> bool:
-    """Say whether so many redeliveries have come."""
     return live.metric(name, redelivered="true") >= count

@@ -19,7 +19,6 @@ BODY_BYTES = 15 * MIB
 
 
 def peak_memory_bytes(pid: int) -> int:
-    """Read how much memory a process has had at most."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
     found = re.search(r"VmHWM:\s+(\d+) kB", status)
     assert found is not None
@@ -27,17 +26,12 @@ def peak_memory_bytes(pid: int) -> int:
 
 
 def read_limit_bytes() -> int:
-    """Read how much memory the chart gives to a worker."""
     values = yaml.safe_load(VALUES.read_text(encoding="utf-8"))
     limit: str = values["worker"]["resources"]["limits"]["memory"]
     return int(limit.removesuffix("Mi")) * MIB
 
 
 async def test_large_bodies_stay_below_the_limit_of_the_chart(bench: Bench, tmp_path: Path) -> None:
-    """Bodies that no request could be become dead letters as they are, a few at a time.
-
-    Takes the seconds that 24 bodies of 15 MiB need.
-    """
     await bench.declare_main()
     for number in range(BODIES):
         await bench.amqp.publish(bench.queue, b"%02d" % number * (BODY_BYTES // 2))

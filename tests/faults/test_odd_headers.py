@@ -12,7 +12,6 @@ from tests.faults.traffic import NOT_SENT, REFUSED, TOO_EARLY, once_each
 
 
 def table_of(*entries: bytes) -> bytes:
-    """Write a table from its entries."""
     joined = b"".join(entries)
     return struct.pack(">I", len(joined)) + joined
 
@@ -28,7 +27,6 @@ def text_header(name: str, length: int) -> bytes:
 
 
 def nested_table() -> bytes:
-    """Write a header `deep` that is a table in a table, a thousand times."""
     inner = table_of()
     for _ in range(1000):
         inner = table_of(header("deep", b"F", inner))
@@ -54,7 +52,6 @@ ODD_HEADERS: dict[str, tuple[list[bytes], set[str]]] = {
 
 
 async def publish_raw(bench: Bench, number: str, table: bytes) -> None:
-    """Publish a send request whose headers are these bytes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(pamqp.encode.METHODS, "table", lambda _headers: table)
         await bench.publish([number], headers={"any": 1})
@@ -114,7 +111,6 @@ OF_THE_BROKER: dict[str, Any] = {
 
 
 def of_queue(value: Any, retry: str) -> Any:
-    """Put the name of a retry queue where it belongs in a header."""
     if isinstance(value, dict):
         return {name: of_queue(inner, retry) for name, inner in value.items()}
     if isinstance(value, list):
@@ -124,7 +120,6 @@ def of_queue(value: Any, retry: str) -> Any:
 
 @pytest.mark.parametrize("odd", OF_THE_BROKER)
 async def test_headers_of_the_broker_stop_no_retry(bench: Bench, odd: str) -> None:
-    """A header that the broker reads is on no copy: the broker returns it, and all others."""
     numbers = make_numbers(2)
     headers = of_queue(OF_THE_BROKER[odd], f"{bench.queue}.retry.1s")
     bench.service.misbehave(*once_each(numbers, TOO_EARLY))

@@ -40,7 +40,6 @@ TAKEN_OVER_SECONDS = 2.0
 
 
 async def publish_in_turn(bench: Bench, numbers: list[str], each: int, *, start: int = 0) -> None:
-    """Publish numbered texts to each of the numbers, one to each in turn."""
     for place in range(start, start + each):
         for number in numbers:
             body = json.dumps({"to": number, "from": "Acme", "text": f"text {place}"}).encode()
@@ -48,8 +47,6 @@ async def publish_in_turn(bench: Bench, numbers: list[str], each: int, *, start:
 
 
 async def until_all_sent(bench: Bench, numbers: list[str], each: int, seconds: float = 40) -> None:
-    """Return when all texts are accepted, whatever was sent twice."""
-
     def is_sent() -> bool:
         taken = {(message.to, message.text) for message in bench.service.taken(numbers)}
         return len(taken) == len(numbers) * each
@@ -58,7 +55,6 @@ async def until_all_sent(bench: Bench, numbers: list[str], each: int, seconds: f
 
 
 def out_of_order(bench: Bench, numbers: Iterable[str]) -> dict[str, list[str]]:
-    """Return the texts of each number that did not get them in order; repeats are left out."""
     came: defaultdict[str, list[str]] = defaultdict(list)
     for message in bench.service.taken(numbers):
         if message.text not in came[message.to]:
@@ -80,12 +76,10 @@ async def standby(bench: Bench, **changed: Any) -> AsyncIterator[Live]:
 
 
 def is_active(live: Live) -> bool:
-    """Say whether a worker is the active one."""
     return live.metric("sms_bridge_worker_active") == 1
 
 
 async def ask_ready(live: Live) -> httpx.Response:
-    """Ask a worker whether it is ready."""
     async with httpx.AsyncClient() as http:
         return await http.get(f"{live.admin_url}/readyz")
 
@@ -95,7 +89,6 @@ async def ask_ready(live: Live) -> httpx.Response:
 async def test_one_is_active_and_the_others_stand_by(
     bench: Bench, kind: str, coordination: str
 ) -> None:
-    """A standby takes nothing and is ready; the queue's type does not matter."""
     await bench.amqp.channel.declare_queue(
         bench.queue, durable=True, arguments={"x-queue-type": kind}
     )
@@ -127,8 +120,6 @@ async def killable(bench: Bench, folder: Path, **changed: Any) -> AsyncIterator[
 
 
 async def until_queue_empty(bench: Bench) -> None:
-    """Return when nothing is ready in the queue."""
-
     async def is_empty() -> bool:
         return await bench.amqp.count(bench.queue) == 0
 
@@ -139,7 +130,6 @@ async def until_queue_empty(bench: Bench) -> None:
 async def test_another_takes_over_within_two_seconds(
     bench: Bench, tmp_path: Path, coordination: str
 ) -> None:
-    """After `kill -9` of the active worker what is new is sent within two seconds."""
     changed = {"worker__coordination": coordination}
     await bench.declare_main()
     async with killable(bench, tmp_path, **changed) as child:
@@ -168,7 +158,6 @@ async def test_a_worker_that_stops_hands_over(bench: Bench) -> None:
 
 
 async def test_order_over_a_scale_from_one_to_three_to_one(bench: Bench) -> None:
-    """Workers come and go: nothing is sent twice, and all of it in order."""
     bench.service.misbehave({"status": 425, "count": 3}, SLOW)
     numbers = make_numbers(20)
     async with AsyncExitStack() as stack:
@@ -211,10 +200,7 @@ async def test_order_over_a_cut_connection(bench: Bench, link: str) -> None:
 
 
 async def test_order_over_a_restart_of_the_broker(bench: Bench) -> None:
-    """Two workers come back in any order, one becomes active and goes on where they were.
-
-    Takes the seconds of the restart.
-    """
+    """Two workers come back in any order, one becomes active and goes on where they were."""
     bench.service.misbehave(SLOW)
     numbers = make_numbers(20)
     async with bench.worker(**ON) as live, standby(bench) as other:
@@ -232,10 +218,7 @@ async def test_order_over_a_restart_of_the_broker(bench: Bench) -> None:
 
 
 async def test_order_over_a_killed_worker(bench: Bench, tmp_path: Path) -> None:
-    """What it held comes to the next in its order; what was in flight is sent again at most.
-
-    Takes the seconds for which the next waits for the word of the dead one.
-    """
+    """What it held comes to the next in its order; what was in flight is sent again at most."""
     bench.service.misbehave({"status": 425, "count": 5}, SLOW)
     numbers = make_numbers(20)
     changed = {"worker__redelivery_wait": 2}
@@ -276,10 +259,7 @@ async def test_a_hand_over_keeps_places_and_attempts(bench: Bench) -> None:
 
 
 async def test_a_wait_that_is_cut_short_counts_no_attempt(bench: Bench) -> None:
-    """Nor does the wait begin anew when the message comes again.
-
-    Takes the steps of the ladder that it waits.
-    """
+    """Nor does the wait begin anew when the message comes again."""
     step = 3
     (number,) = make_numbers(1)
     bench.service.misbehave({"status": 425, "to": number, "count": 2})
@@ -301,10 +281,6 @@ async def test_a_wait_that_is_cut_short_counts_no_attempt(bench: Bench) -> None:
 
 
 async def test_attempts_count_where_a_message_keeps_its_place(bench: Bench) -> None:
-    """A message that always fails is a dead letter after its attempts, and the next one goes.
-
-    Takes the steps of the ladder that it waits.
-    """
     (number,) = make_numbers(1)
     bench.service.misbehave({"status": 425, "to": number, "count": 3})
     async with bench.worker(**ON, worker__max_attempts=3) as live:
@@ -321,7 +297,6 @@ async def test_attempts_count_where_a_message_keeps_its_place(bench: Bench) -> N
 
 
 async def test_an_operators_pause_keeps_the_order(bench: Bench) -> None:
-    """What is held goes back to the queue, and is sent in its order when the pause is over."""
     bench.service.misbehave(SLOW)
     numbers = make_numbers(10)
     async with bench.worker(**ON) as live, standby(bench) as other:
@@ -347,7 +322,6 @@ async def test_an_operators_pause_keeps_the_order(bench: Bench) -> None:
 
 
 async def test_a_pause_outlives_the_worker_that_began_it(bench: Bench) -> None:
-    """The next worker goes on with the pause, and ends it when the service accepts again."""
     bench.service.misbehave({"status": 401, "count": None})
     async with bench.worker(**ON) as first, standby(bench) as second:
         await eventually(lambda: has_peers(first, 1) and has_peers(second, 1), what="peers")
@@ -394,7 +368,6 @@ async def test_a_message_that_cannot_be_read_is_dead(bench: Bench) -> None:
 
 
 async def test_no_permission_for_the_lock(bench: Bench) -> None:
-    """Order cannot be kept: the worker takes nothing, is not ready, and names the permission."""
     await bench.declare_main()
     numbers = await bench.publish(3)
     async with user(bench, r"^(?!.*\.active$)", ".*", ".*") as url:
@@ -411,7 +384,6 @@ async def test_no_permission_for_the_lock(bench: Bench) -> None:
 
 
 async def test_a_queue_in_the_place_of_the_lock(bench: Bench) -> None:
-    """A queue of that name that is not exclusive is told, with the remedy."""
     await bench.amqp.channel.declare_queue(f"{bench.queue}.active", durable=True)
     async with running(make_settings(bench.values(**ON)), "worker") as live:
         await eventually(lambda: live.logged("order_not_kept"), what="told")
@@ -434,7 +406,6 @@ async def test_another_consumer_of_the_queue(bench: Bench) -> None:
 
 
 async def test_a_shared_limit_is_the_active_workers(bench: Bench) -> None:
-    """`scope: cluster` divides nothing: standbys use no part of the limit."""
     limit = {"worker__rate_limit": {"per_second": 20, "burst": 1, "scope": "cluster"}}
     async with bench.worker(**ON | limit), standby(bench, **limit):
         began = time.monotonic()

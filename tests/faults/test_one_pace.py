@@ -37,7 +37,6 @@ class Crew:
         self._gone: list[Worker] = []
 
     async def scale(self, number: int) -> None:
-        """Have so many run; return when those that are new are ready."""
         while len(self.workers) > number:
             self._gone.append(self.workers.pop(0))
             self._gone[-1].child.signal(signal.SIGTERM)
@@ -52,7 +51,6 @@ class Crew:
         await eventually(is_ready, what="consumers")
 
     async def end(self) -> None:
-        """End all, those too that were to go."""
         everyone = [*self.workers, *self._gone]
         ends = (asyncio.to_thread(one.child.end, grace_seconds=SECONDS) for one in everyone)
         await asyncio.gather(*ends)
@@ -62,7 +60,6 @@ class Crew:
         return sorted(at for worker in self.workers for at in worker.tokens(sender))
 
     def logged(self, event: str) -> list[list[dict[str, Any]]]:
-        """Return the lines of an event that each worker has logged."""
         return [
             [
                 line
@@ -90,11 +87,6 @@ async def open_crew(bench: Bench, folder: Path, number: int, **changed: Any) -> 
 async def test_a_revoked_key_costs_the_posts_of_one_worker(
     bench: Bench, tmp_path: Path, workers: int, slots: int
 ) -> None:
-    """With a revoked key each slot posts once, then one message at a time; nothing is dead.
-
-    The same for three workers and for one with as many slots. Takes the probes of eight seconds,
-    and some seconds for the 2,000 messages.
-    """
     await bench.declare_main()
     numbers = await bench.publish(2000)
     async with open_crew(bench, tmp_path, workers, worker__concurrency=slots) as crew:
@@ -115,11 +107,6 @@ async def test_a_revoked_key_costs_the_posts_of_one_worker(
 
 
 async def test_a_wait_that_one_is_asked_for_is_kept_by_all(bench: Bench, tmp_path: Path) -> None:
-    """After one 429 with Retry-After each worker hears of it, and none posts until it is over.
-
-    However busy the machine is, for what is judged are the moments at which a worker hears of the
-    wait and at which its POSTs leave. Takes that time, and the seconds of the messages.
-    """
     await bench.declare_main()
     numbers = await bench.publish(3000)
     async with open_crew(bench, tmp_path, 3) as crew:
@@ -195,8 +182,7 @@ async def test_a_shared_limit_while_workers_come_and_go(
 async def test_a_burst_is_there_once(bench: Bench, tmp_path: Path, limit: str) -> None:
     """Three workers keep the limit of one, with the burst of one, of each sender if it is theirs.
 
-    One had a burst when the other two came, and each had time for a whole one since. Takes that
-    time, what it takes to start three processes, and the seconds of the messages.
+    One had a burst when the other two came, and each had time for a whole one since.
     """
     senders: list[str | None] = ["Acme", "Bcme"] if limit == "per_sender" else [None]
     limits = {limit: LIMIT, "burst": LIMIT, "scope": "cluster"}

@@ -19,10 +19,6 @@ REASON = "wrong text"
 
 
 async def test_the_broker_is_killed_in_a_pause(bench: Bench) -> None:
-    """The pause is there when the broker is, nothing was sent, and `resume` sends all of it once.
-
-    Takes the seconds that a broker needs to start.
-    """
     settings = make_settings(bench.values(rabbitmq__url=[bench.broker.url]))
     async with bench.worker() as live:
         await pause(settings, REASON)
@@ -48,10 +44,6 @@ async def test_the_broker_is_killed_in_a_pause(bench: Bench) -> None:
 
 
 async def test_a_pause_needs_no_broker_that_stores(bench: Bench) -> None:
-    """In a memory alarm, when the note cannot be kept, workers stop and go on all the same.
-
-    Takes the 5 s for which the note is tried.
-    """
     settings = make_settings(bench.values(rabbitmq__url=[bench.broker.url]))
     async with bench.worker() as live:
         numbers = await bench.publish(3)
@@ -66,7 +58,6 @@ async def test_a_pause_needs_no_broker_that_stores(bench: Bench) -> None:
 
 
 async def test_asking_all_day_is_no_error(bench: Bench) -> None:
-    """A worker that is not paused asks each second without a line in the broker's log."""
     settings = make_settings(bench.values(rabbitmq__url=[bench.broker.url]))
     name = paused_queue(bench.queue)
 
@@ -90,7 +81,6 @@ async def test_asking_all_day_is_no_error(bench: Bench) -> None:
 
 @pytest.mark.parametrize("late", [PUBLISH, CHANNEL_CLOSE], ids=["at_the_probe", "at_its_end"])
 async def test_a_late_answer_ends_no_connection(bench: Bench, late: Method) -> None:
-    """A look that is given up leaves the connection as it was, and no channel of its own."""
     async with open_link(bench, "test") as connection:
         assert connection.transport is not None
         channels = connection.transport.connection.channels
@@ -106,7 +96,6 @@ async def test_a_late_answer_ends_no_connection(bench: Bench, late: Method) -> N
 
 
 async def test_a_node_that_hangs_holds_up_no_command(bench: Bench) -> None:
-    """With a node in front that answers nothing, `pause` and `resume` are through in seconds."""
     settings = make_settings(bench.values(rabbitmq__url=[bench.proxy.url, bench.broker.url]))
     bench.proxy.freeze()
     async with asyncio.timeout(2 * ATTEMPT_DELAY_SECONDS + 1):
@@ -115,7 +104,6 @@ async def test_a_node_that_hangs_holds_up_no_command(bench: Bench) -> None:
 
 
 async def test_a_node_that_knows_of_no_pause(bench: Bench) -> None:
-    """`resume` ends what any node of the list knows of, whatever another says."""
     elsewhere = URL(bench.broker.url).with_path("/elsewhere")
     await asyncio.to_thread(bench.broker.ctl, "add_vhost", "elsewhere")
     await asyncio.to_thread(
@@ -144,7 +132,7 @@ async def test_a_node_that_does_not_know_yet(bench: Bench, monkeypatch: pytest.M
     """A pause is not over because the node that a worker goes to has not heard of it.
 
     One that is just back from a partition knows of it some seconds later; what no node knows for
-    longer has been ended. Takes those seconds.
+    longer has been ended.
     """
     stale_seconds = 4
     monkeypatch.setattr("bridge.worker.operator_pause.STALE_SECONDS", stale_seconds)
@@ -174,7 +162,6 @@ async def test_a_node_that_does_not_know_yet(bench: Bench, monkeypatch: pytest.M
 
 
 async def test_looking_does_not_end_a_pause(bench: Bench) -> None:
-    """However often the note is read, it is there, and so is the pause."""
     settings = make_settings(bench.values(rabbitmq__url=[bench.broker.url]))
     await pause(settings, REASON)
     connection = await open_first_connection(settings.rabbitmq, name="test")
@@ -197,10 +184,7 @@ async def test_looking_does_not_end_a_pause(bench: Bench) -> None:
 async def test_over_a_pause_of_the_workers_own(
     bench: Bench, reason: str, fault: dict[str, Any]
 ) -> None:
-    """No probe goes while an operator wants a pause; both are told; at its end the other is on.
-
-    Takes the seconds in which a probe would have gone.
-    """
+    """No probe goes while an operator wants a pause; both are told; at its end the other is on."""
     settings = make_settings(bench.values(rabbitmq__url=[bench.broker.url]))
     await bench.declare_main()
     numbers = await bench.publish(15)

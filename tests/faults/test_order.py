@@ -20,7 +20,6 @@ from tests.faults.traffic import has_taken, publish_texts, seconds_to_send, text
     ],
 )
 async def test_order_is_kept_over_retries(bench: Bench, fault: dict[str, Any]) -> None:
-    """With `ordering: recipient` nothing overtakes a message that waits on the ladder."""
     ordered, free = make_numbers(2)
     bench.service.misbehave({**fault, "to": ordered})
     async with bench.worker(worker__ordering="recipient") as live:
@@ -40,8 +39,6 @@ async def test_followers_come_back_soon_after_their_leader(
     """Those behind a message on the ladder wait for what is left of its step, not for a whole one.
 
     It goes up as late as it can here: a message that fails waits a moment before, to be spread.
-
-    Takes the two steps of the ladder, of which the second must be long to tell them apart.
     """
     monkeypatch.setattr("bridge.worker.settle.random.uniform", lambda _, most: most)
     (number,) = make_numbers(1)
@@ -68,7 +65,6 @@ async def test_order_goes_on_after_a_refused_message(bench: Bench) -> None:
 
 
 async def test_one_message_of_a_number_at_a_time(bench: Bench) -> None:
-    """With `ordering: recipient` a number's POSTs do not overlap; other numbers do not wait."""
     bench.service.misbehave({"latency_seconds": 0.4, "count": None})
     ordered, *others = make_numbers(6)
     async with bench.worker(worker__ordering="recipient") as live:
@@ -83,10 +79,7 @@ async def test_one_message_of_a_number_at_a_time(bench: Bench) -> None:
 
 
 async def test_order_is_kept_over_a_lost_connection(bench: Bench) -> None:
-    """A message that goes back to the queue comes again ahead of those on the ladder behind it.
-
-    Takes two steps of the ladder, and the seconds for which the service asks.
-    """
+    """A message that goes back to the queue comes again ahead of those on the ladder behind it."""
     (number,) = make_numbers(1)
     bench.service.misbehave(
         {"status": 425, "count": 2}, {"status": 429, "headers": {"Retry-After": "3"}, "count": 1}
@@ -118,10 +111,6 @@ async def test_repeats_of_a_message_to_a_bad_number(bench: Bench) -> None:
 
 
 async def test_many_ordered_messages_to_a_bad_number(bench: Bench) -> None:
-    """Messages that wait for one to a bad number leave room for those that end the pause.
-
-    Takes the seconds of the probes.
-    """
     (bad,) = make_numbers(1)
     bench.service.misbehave({"to": bad, "status": 404})
     async with bench.worker(worker__ordering="recipient") as live:

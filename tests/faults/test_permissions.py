@@ -57,15 +57,10 @@ async def is_asked_for(bench: Bench) -> bool:
 
 
 def connections(live: Live) -> float:
-    """Return how many connections have been opened."""
     return live.metric("sms_bridge_amqp_connections_total", outcome="opened")
 
 
 async def test_no_permission_on_the_mark_of_a_pause(bench: Bench) -> None:
-    """The worker sends, and heeds a pause all the same; once it says what the permission is for.
-
-    Takes the seconds between two looks.
-    """
     hidden = await is_asked_for(bench)
     all_but_the_mark = r"^(?!.*\.paused$)"
     admin = make_settings(bench.values(rabbitmq__url=[bench.broker.url]))
@@ -99,7 +94,6 @@ async def test_no_permission_on_the_mark_of_a_pause(bench: Bench) -> None:
 
 
 async def test_a_mark_that_is_there_at_the_start_is_heeded(bench: Bench) -> None:
-    """A worker that starts in a pause sends nothing, though its user may not know of the mark."""
     admin = make_settings(bench.values(rabbitmq__url=[bench.broker.url]))
     await bench.declare_main()
     numbers = await bench.publish(3)
@@ -114,7 +108,6 @@ async def test_a_mark_that_is_there_at_the_start_is_heeded(bench: Bench) -> None
 
 
 async def test_a_user_that_may_only_consume_and_publish(bench: Bench) -> None:
-    """With `verify` a worker sends, retries and keeps dead letters; it says once what it misses."""
     hidden = await is_asked_for(bench)
     settings = make_settings(bench.values())
     async with open_link(bench, "operator") as connection:
@@ -154,7 +147,6 @@ async def test_a_user_that_may_only_consume_and_publish(bench: Bench) -> None:
 
 
 async def test_a_queue_that_may_not_be_counted_is_named(bench: Bench) -> None:
-    """A command that has to know what waits names the queue and the permission."""
     hidden = await is_asked_for(bench)
     async with open_link(bench, "operator") as connection:
         topology = worker_topology(make_settings(bench.values()).worker)
@@ -173,7 +165,6 @@ async def test_a_queue_that_may_not_be_counted_is_named(bench: Bench) -> None:
 
 
 async def test_a_reason_is_kept_by_a_user_that_may_not_read_it(bench: Bench) -> None:
-    """Whoever pauses is told what was stored; others may read it."""
     admin = make_settings(bench.values(rabbitmq__url=[bench.broker.url]))
     await bench.declare_main()
     async with user(bench, ".*", ".*", r"^(?!.*\.paused$)") as url:
@@ -185,7 +176,6 @@ async def test_a_reason_is_kept_by_a_user_that_may_not_read_it(bench: Bench) -> 
 
 
 async def test_no_permission_on_the_exchange_of_outcomes(bench: Bench) -> None:
-    """Each outcome event is lost and counted, and nothing else: one warning, no new connection."""
     exchange = f"{bench.queue}.outcome"
     replies = await bench.amqp.channel.declare_queue(f"{bench.queue}.replies", durable=True)
     bench.service.misbehave(
@@ -214,7 +204,6 @@ async def test_no_permission_on_the_exchange_of_outcomes(bench: Bench) -> None:
 
 
 async def test_no_permission_on_the_exchange_of_receipts(bench: Bench) -> None:
-    """A receipt is stored and answered 200 without its outcome; other events do not notice."""
     exchange = f"{bench.exchange}.outcome"
     changed = {**RECEIPTS, "worker__outcome_exchange": exchange}
     async with (
@@ -234,7 +223,6 @@ async def test_no_permission_on_the_exchange_of_receipts(bench: Bench) -> None:
 
 
 async def test_an_exchange_of_outcomes_that_is_gone(bench: Bench) -> None:
-    """A worker whose outcome exchange is deleted declares it again, on the same connections."""
     exchange = f"{bench.queue}.outcome"
     async with bench.worker(worker__outcome_exchange=exchange) as live:
         await bench.amqp.channel.exchange_delete(exchange)

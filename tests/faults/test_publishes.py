@@ -73,7 +73,6 @@ async def publish(
     size: int = 0,
     timeout_seconds: float | None = None,
 ) -> str:
-    """Publish one message; return what its publisher was told."""
     properties = Properties(message_id=str(number), delivery_mode=2)
     try:
         await ours.publish(
@@ -89,7 +88,6 @@ async def publish(
 
 
 async def publish_all(ours: Publisher, targets: dict[int, str], told: Told) -> None:
-    """Publish from many tasks at once, and write down what each was told."""
     left = iter(targets.items())
 
     async def work() -> None:
@@ -109,10 +107,7 @@ def told_so(told: Told, what: str) -> set[int]:
 
 
 async def take(amqp: Amqp, queue: str, wanted: set[int]) -> Counter[int]:
-    """Take a queue's messages until all that are wanted were there, and then what is left.
-
-    A queue says how many it has only some time after a restart, so it is not asked.
-    """
+    """Take the wanted messages, then the rest: a queue counts wrongly just after a restart."""
     found: Counter[int] = Counter()
     source = await amqp.channel.get_queue(queue, ensure=False)
 
@@ -141,7 +136,6 @@ async def test_each_of_many_is_told_its_own(bench: Bench, publisher: Publisher) 
 
 
 async def test_a_full_queue_is_told(bench: Bench, publisher: Publisher) -> None:
-    """A queue that refuses what is over its length: refused is told nacked, stored confirmed."""
     await bench.amqp.channel.declare_queue(
         bench.queue,
         durable=True,
@@ -157,10 +151,6 @@ async def test_a_full_queue_is_told(bench: Bench, publisher: Publisher) -> None:
 
 
 async def test_no_confirmed_message_is_missing_after_a_kill(bench: Bench) -> None:
-    """The broker dies in the midst of publishes: what was told confirmed is there afterwards.
-
-    Takes a start of the broker.
-    """
     await bench.declare_main()
     await asyncio.to_thread(bench.broker.flush)
     told: Told = {}
@@ -194,7 +184,6 @@ async def test_no_confirmed_message_is_missing_after_a_kill(bench: Bench) -> Non
 async def test_a_connection_that_is_cut(
     bench: Bench, sender: Sender, method: Method, nth: int
 ) -> None:
-    """Cut at a publish, or at its confirm: who has no confirm is told so, the others are stored."""
     await bench.declare_main()
     told: Told = {}
     async with open_publisher(bench) as ours:
@@ -303,7 +292,6 @@ async def test_a_channel_that_has_confirmed_is_left_alone(
 
 
 async def test_a_broker_without_a_limit_of_frames(bench: Bench) -> None:
-    """Where frames may have any size, messages of any size are stored whole."""
     await bench.declare_main()
     set_limit = "application:set_env(rabbit, frame_max, {})."
     await asyncio.to_thread(bench.broker.ctl, "eval", set_limit.format(0))

@@ -19,17 +19,12 @@ SENDER = "Acme"
 
 
 async def publish(bench: Bench, numbers: Sequence[str], sender: str) -> None:
-    """Publish a request of a sender to each of the numbers, in their order."""
     for number in numbers:
         body = json.dumps({"to": number, "from": sender, "text": "Hi"}).encode()
         await bench.amqp.publish(bench.queue, body, message_id=f"id-{number}")
 
 
 async def test_a_sender_over_its_limit_makes_no_other_wait(bench: Bench) -> None:
-    """Far more of one sender than its limit lets through hold up no other sender's message.
-
-    Takes as long as the messages take at their rate.
-    """
     await bench.declare_main()
     many, (urgent,) = make_numbers(80), make_numbers(1)
     await publish(bench, many, SENDER)
@@ -51,10 +46,6 @@ async def test_a_sender_over_its_limit_makes_no_other_wait(bench: Bench) -> None
 
 
 async def test_who_waits_for_a_limit_takes_up_no_slot(bench: Bench) -> None:
-    """While more of one sender wait than there are slots, another sender's message goes at once.
-
-    Takes as long as the messages take at their rate.
-    """
     many, (other,) = make_numbers(20), make_numbers(1)
     limits = {"worker.rate_limit.per_sender": 5, "worker.rate_limit.burst": 1}
     async with bench.worker(worker__concurrency=2, worker__retry_delays=["2s"], **limits) as live:
@@ -70,10 +61,6 @@ async def test_who_waits_for_a_limit_takes_up_no_slot(bench: Bench) -> None:
 
 
 async def test_a_shared_limit_holds_from_the_first_second(bench: Bench, tmp_path: Path) -> None:
-    """Workers that start together send together no more than their shared limit in any second.
-
-    Takes as long as the messages take at their rate.
-    """
     await bench.declare_main()
     numbers = make_numbers(100)
     await publish(bench, numbers, SENDER)

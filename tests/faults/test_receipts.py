@@ -20,13 +20,11 @@ RECEIPTS = {
 
 @pytest.fixture
 async def client() -> AsyncIterator[httpx.AsyncClient]:
-    """Lend an HTTP client with patience."""
     async with httpx.AsyncClient(trust_env=False, timeout=30) as ours:
         yield ours
 
 
 async def post(client: httpx.AsyncClient, live: Live, name: str) -> int:
-    """Post a receipt; return the status of the answer."""
     receipt = {"id": f"evt-{name}", "status": "delivered", "message": name}
     body = json.dumps({"type": "message.status", **receipt}).encode()
     return (await client.post(live.webhook_url, content=body, headers=sign(body))).status_code
@@ -52,7 +50,6 @@ async def bind_outcomes(bench: Bench) -> None:
 
 
 async def stored(bench: Bench) -> tuple[Counter[str], Counter[str]]:
-    """Count what is stored, by the message: events, and outcome events."""
     async with open_amqp(bench.broker.url) as amqp:
         events = await amqp.take_all(bench.exchange)
         outcomes = await amqp.take_all(f"{bench.exchange}.outcome")
@@ -79,10 +76,6 @@ async def test_broker_lost_between_the_two_publishes(
     deed: Deed,
     is_killed: bool,  # noqa: FBT001  pytest passes it by its name
 ) -> None:
-    """The receipt is told 503, and its repeat brings what is missing: both are stored.
-
-    Takes a start of the broker.
-    """
     await bind_outcomes(bench)
     outcome = {"worker__outcome_exchange": f"{bench.exchange}.outcome"}
     async with bench.webhook(**RECEIPTS, **outcome) as live:

@@ -36,7 +36,6 @@ async def limited(bench: Bench, size: int) -> AsyncIterator[None]:
 
 
 def refused_ids(live: Live) -> list[str]:
-    """Return the ids of the messages whose copies any worker has been refused, in their order."""
     return [line["message_id"] for line in live.logged("copy_refused")]
 
 
@@ -46,7 +45,6 @@ def aside(*workers: Live) -> float:
 
 
 async def readiness(live: Live) -> tuple[int, int]:
-    """Return the status of `/readyz`, and how many refused copies it names."""
     async with httpx.AsyncClient() as client:
         answer = await client.get(f"{live.admin_url}/readyz")
     return answer.status_code, answer.json()["worker"]["copies_refused"]
@@ -88,7 +86,6 @@ async def test_a_copy_that_is_too_large_holds_up_no_other(
 
 
 async def test_two_workers_do_not_pass_it_on(bench: Bench) -> None:
-    """One of them has it and keeps it; when that one stops, the other has it."""
     await bench.declare_main()
     await limit_messages(bench, USUAL_LIMIT)
     await bench.amqp.publish(bench.queue, b"x" * 200_000, message_id="too-large")

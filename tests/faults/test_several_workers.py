@@ -42,7 +42,6 @@ ENDS_SOON: dict[str, Any] = {"worker__shutdown_timeout_seconds": 1}
 
 @asynccontextmanager
 async def second_worker(bench: Bench, **changed: Any) -> AsyncIterator[tuple[Live, AmqpProxy]]:
-    """Run another worker of the same queue, behind a proxy of its own."""
     async with AsyncExitStack() as stack:
         proxy = await stack.enter_async_context(open_amqp_proxy(bench.broker.url))
         url = {"rabbitmq__url": [proxy.url]}
@@ -53,10 +52,7 @@ async def second_worker(bench: Bench, **changed: Any) -> AsyncIterator[tuple[Liv
 @WITH_AND_WITHOUT_IDS
 @pytest.mark.parametrize(("coordination", "extra"), [("on", 0), ("off", IN_FLIGHT)])
 async def test_cut_of_one_of_two(bench: Bench, coordination: str, extra: int, *, ids: bool) -> None:
-    """What the other worker is given again it does not send, unless it stands alone.
-
-    Takes the seconds that the service takes to answer.
-    """
+    """What the other worker is given again it does not send, unless it stands alone."""
     settings: dict[str, Any] = {
         "worker__concurrency": IN_FLIGHT,
         "worker__coordination": coordination,
@@ -76,10 +72,7 @@ async def test_cut_of_one_of_two(bench: Bench, coordination: str, extra: int, *,
 
 @WITH_AND_WITHOUT_IDS
 async def test_a_restart_of_the_broker_under_three(bench: Bench, *, ids: bool) -> None:
-    """Whoever is back first is given what all have in flight, and sends none of it.
-
-    Takes the seconds of the restart.
-    """
+    """Whoever is back first is given what all have in flight, and sends none of it."""
     settings: dict[str, Any] = {"worker__concurrency": IN_FLIGHT}
     async with AsyncExitStack() as stack:
         workers = [await stack.enter_async_context(bench.worker(**settings)) for _ in range(3)]
@@ -100,10 +93,6 @@ async def test_a_restart_of_the_broker_under_three(bench: Bench, *, ids: bool) -
 async def test_equal_texts_without_an_id_are_sent_as_often_as_they_were_published(
     bench: Bench,
 ) -> None:
-    """Of two that are equal in all, none is lost and none sent again when their worker is cut off.
-
-    Takes the seconds that the service takes to answer.
-    """
     settings: dict[str, Any] = {"worker__concurrency": IN_FLIGHT}
     bench.service.misbehave({"to": None, "count": IN_FLIGHT, "latency_seconds": 3})
     async with bench.worker(**settings) as first:
@@ -123,11 +112,6 @@ async def test_equal_texts_without_an_id_are_sent_as_often_as_they_were_publishe
 
 @WITH_AND_WITHOUT_IDS
 async def test_a_worker_that_stays_away(bench: Bench, *, ids: bool) -> None:
-    """What a worker had in flight that does not come back is sent again, after the wait.
-
-    That is at most as much as it had in flight, with the same keys where there are ids. What comes
-    new meanwhile is not held up. Takes the wait, and the seconds of the service.
-    """
     wait_seconds = 10
     settings: dict[str, Any] = {
         "worker__concurrency": IN_FLIGHT,
@@ -158,10 +142,6 @@ async def test_a_worker_that_stays_away(bench: Bench, *, ids: bool) -> None:
 
 
 async def test_new_messages_go_on_when_two_of_three_stay_away(bench: Bench) -> None:
-    """Twice the prefetch waits for answers, and no place is left to it while others could be sent.
-
-    What the third worker has in flight ends meanwhile, message by message. Takes these seconds.
-    """
     # So few that a worker has no place to spare: into that of a lost one the broker would put a new
     # message before it misses the worker, and then it is a redelivery.
     each, wait_seconds = SLOTS_PER_SPARE - 1, 60
@@ -229,10 +209,7 @@ async def test_a_worker_that_cannot_be_asked_is_not_waited_for(bench: Bench) -> 
 
 @WITH_AND_WITHOUT_IDS
 async def test_copies_that_are_stored_twice(bench: Bench, *, ids: bool) -> None:
-    """A retry copy whose confirm is lost is there twice; two workers send it once.
-
-    Takes the seconds of a retry.
-    """
+    """A retry copy whose confirm is lost is there twice; two workers send it once."""
     async with bench.worker() as first, second_worker(bench) as (second, other):
         # The first one: how many are confirmed with it nobody knows.
         traps = [
@@ -254,10 +231,6 @@ async def test_copies_that_are_stored_twice(bench: Bench, *, ids: bool) -> None:
 async def test_the_second_of_two_copies_comes_first(
     bench: Bench, *, is_there: bool, ids: bool
 ) -> None:
-    """The copy that does not say that it is there twice is not sent by another worker either.
-
-    The broker delivers it minutes later, if its wait ends while the queue has no leader.
-    """
     settings: dict[str, Any] = {"worker__retry_delays": ["1m"], **ENDS_SOON}
     async with bench.worker(**settings) as one, AsyncExitStack() as stack:
         lose_confirm_of_copy(bench.proxy)
@@ -289,7 +262,6 @@ async def test_the_second_of_two_copies_comes_first(
 async def test_the_sender_of_one_of_two_copies_stops(
     bench: Bench, *, is_publisher: bool, is_marked_first: bool
 ) -> None:
-    """What a worker has sent of copies that are there twice is known when it is there no more."""
     settings: dict[str, Any] = {"worker__retry_delays": ["1m"]}
     async with (
         bench.worker(**settings) as one,
@@ -324,7 +296,6 @@ async def test_the_sender_of_one_of_two_copies_stops(
 
 
 def lose_confirm_of_copy(proxy: AmqpProxy) -> None:
-    """Cut the connection in the place of the next retry copy's confirm, and of no other."""
     channels = set[bytes]()
 
     def note(frame: bytes) -> bytes:
@@ -347,7 +318,6 @@ def lose_confirm_of_copy(proxy: AmqpProxy) -> None:
 
 
 async def take_copy(bench: Bench) -> AbstractIncomingMessage:
-    """Take the next retry copy off the ladder."""
     ladder = f"{bench.queue}.retry.1m"
     deadline = time.monotonic() + SECONDS
     while not await bench.amqp.count(ladder):
@@ -374,10 +344,7 @@ async def keep_from_consuming(live: Live, proxy: AmqpProxy) -> Trap:
 
 
 async def test_an_alarm_makes_nobody_a_stranger(bench: Bench) -> None:
-    """Silence while the broker takes no messages is no absence: a peer is still known afterwards.
-
-    Takes longer than a peer may be silent.
-    """
+    """Silence while the broker takes no messages is no absence: a peer is known afterwards."""
     async with bench.worker() as first, second_worker(bench) as (second, _):
         await eventually(lambda: has_peers(first, 1) and has_peers(second, 1), what="each other")
         async with memory_alarm(bench.broker):
@@ -395,10 +362,6 @@ async def test_an_alarm_makes_nobody_a_stranger(bench: Bench) -> None:
 
 
 async def test_one_that_cannot_consume_holds_up_no_probe(bench: Bench) -> None:
-    """In a pause a worker that can speak, but not consume, leaves its turn to probe to others.
-
-    Takes the seconds of three probes.
-    """
     async with bench.worker(**ENDS_SOON) as first, second_worker(bench) as (second, _):
         await eventually(lambda: has_peers(first, 1) and has_peers(second, 1), what="each other")
         bench.service.misbehave({"to": None, "status": 401})

@@ -40,10 +40,6 @@ async def until_all_are_taken(api: ChoosyApi, numbers: Collection[str], *, secon
 async def test_one_numbers_limit_holds_up_no_other(
     bench: Bench, choosy: ChoosyApi, wait: int | None, seconds: float
 ) -> None:
-    """Of a 429 that is one number's own the others wait for a few seconds, once.
-
-    Takes the wait that is asked for, where it is short.
-    """
     (bad,) = make_numbers(1)
     choosy.answer = lambda to, _: Said(429, retry_after=wait) if to == bad else None
     await bench.declare_main()
@@ -69,7 +65,6 @@ async def test_one_numbers_limit_holds_up_no_other(
 async def test_a_refusal_of_one_number_is_one_pause(
     bench: Bench, choosy: ChoosyApi, status: int
 ) -> None:
-    """Messages to one number that are answered 401 or 402 pause the worker once, for a moment."""
     (bad,) = make_numbers(1)
     choosy.answer = lambda to, _: Said(status) if to == bad else None
     await bench.declare_main()
@@ -88,7 +83,6 @@ async def test_a_refusal_of_one_number_is_one_pause(
 
 
 async def test_one_senders_limit_holds_that_sender_only(bench: Bench, choosy: ChoosyApi) -> None:
-    """A sender whose queue at Twilio is full (21611) waits alone, and loses no attempt."""
     is_full = True
 
     def answer(_to: str, sender: str) -> Said | None:
@@ -116,7 +110,6 @@ async def test_one_senders_limit_holds_that_sender_only(bench: Bench, choosy: Ch
 
 
 async def test_a_senders_limit_without_a_code_of_its_own(bench: Bench, choosy: ChoosyApi) -> None:
-    """When only other senders' messages are accepted, a 429 is that sender's: none is burned."""
     is_full = True
     choosy.answer = lambda _, sender: (
         Said(429, retry_after=2) if is_full and sender == "Slow" else None
@@ -139,10 +132,6 @@ async def test_a_senders_limit_without_a_code_of_its_own(bench: Bench, choosy: C
 async def test_a_limited_senders_bulk_makes_room(
     bench: Bench, choosy: ChoosyApi, *, concurrency: int, bulk: int, wait: int
 ) -> None:
-    """Others behind a bulk whose sender gets 429s are sent after a wait or two, at any concurrency.
-
-    Takes those waits.
-    """
     is_full = True
     choosy.answer = lambda _, sender: (
         Said(429, retry_after=wait) if is_full and sender == "Slow" else None
@@ -161,7 +150,6 @@ async def test_a_limited_senders_bulk_makes_room(
 
 
 async def test_a_limit_for_all_burns_no_attempt(bench: Bench, choosy: ChoosyApi) -> None:
-    """While the service takes a few messages a second, 429s cost none its only attempt."""
     await bench.declare_main()
     numbers = await bench.publish(100)
     taken_at: list[float] = []
@@ -181,10 +169,7 @@ async def test_a_limit_for_all_burns_no_attempt(bench: Bench, choosy: ChoosyApi)
 
 
 async def test_a_code_that_nobody_knows_pauses(bench: Bench, choosy: ChoosyApi) -> None:
-    """The same unknown code to ten messages in a row is the set-up's: no more than nine are dead.
-
-    Takes the seconds of some probes.
-    """
+    """The same unknown code to ten messages in a row is the set-up's: at most nine are dead."""
     is_broken = True
     choosy.answer = lambda *_: Said(400, {"code": "4711"}) if is_broken else None
     await bench.declare_main()
@@ -208,7 +193,6 @@ async def test_a_code_that_nobody_knows_pauses(bench: Bench, choosy: ChoosyApi) 
 async def test_refusals_of_bad_numbers_are_no_fault_of_the_setup(
     bench: Bench, choosy: ChoosyApi
 ) -> None:
-    """After a pause for a code that nobody knows, the numbers that get it are refused."""
     bad = make_numbers(12)
     choosy.answer = lambda to, _: Said(400, {"code": "4711"}) if to in bad else None
     async with bench.worker(sms_api__base_url=choosy.url) as live:
@@ -274,10 +258,6 @@ async def test_several_workers_pause_for_a_code_that_nobody_knows(
 async def test_a_suspected_outage_holds_a_message_for_one_step(
     bench: Bench, choosy: ChoosyApi
 ) -> None:
-    """Before `worker.outage_after` decides, a message that has failed waits one first step more.
-
-    That is shown. Takes the steps of a message that fails three times.
-    """
     choosy.answer = lambda *_: Said(500)
     await bench.declare_main()
     numbers = await bench.publish(15)

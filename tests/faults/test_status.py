@@ -19,10 +19,7 @@ from tests.faults.bench import Bench, eventually, make_settings
 
 
 async def test_a_broker_that_comes_and_goes(bench: Bench) -> None:
-    """A broker that freezes or dies is told in time, and read again as soon as it is back.
-
-    Takes the seconds for which a frozen one is asked, and in which another starts.
-    """
+    """A broker that freezes or dies is told in time, and read again as soon as it is back."""
     settings = make_settings(bench.values(rabbitmq__url=[bench.broker.url]))
     async with bench.worker():
         reader = BrokerReader(settings, [bench.queue])
@@ -52,7 +49,6 @@ async def test_a_broker_that_comes_and_goes(bench: Bench) -> None:
 
 
 async def test_a_broker_that_stores_nothing(bench: Bench) -> None:
-    """In an alarm sizes and an operator's pause are read all the same, and the alarm is told."""
     settings = make_settings(bench.values(rabbitmq__url=[bench.broker.url]))
     async with bench.worker():
         await pause(settings, "wrong text")
@@ -70,10 +66,6 @@ async def test_a_broker_that_stores_nothing(bench: Bench) -> None:
 
 
 async def test_retries_that_a_full_queue_refuses(bench: Bench) -> None:
-    """Retries that come back to a full queue are in no queue's length; `status` counts them.
-
-    That they will be late is told at the start. Takes the seconds of the ladder's first step.
-    """
     full: dict[str, Any] = {
         "x-queue-type": "quorum",
         "x-max-length": 3,

@@ -8,7 +8,6 @@ from tests.faults.bench import PROGRAM, Bench, eventually, make_environ
 
 
 async def test_standard_output_that_nobody_reads(bench: Bench, tmp_path: Path) -> None:
-    """A reader of the log that has stopped costs log lines, not a single message."""
     await bench.declare_main()
     log = tmp_path / "log"
     os.mkfifo(log)

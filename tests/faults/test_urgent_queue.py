@@ -38,7 +38,6 @@ SLOWER: dict[str, Any] = {"latency_seconds": 1, "count": None}
 
 
 def places_of(bench: Bench, numbers: Sequence[str]) -> list[int]:
-    """Return the places of these numbers' POSTs among all that were made, in order."""
     posted, wanted = [attempt.to for attempt in bench.service.memory.requests], set(numbers)
     return [place for place, to in enumerate(posted) if to in wanted]
 
@@ -65,7 +64,6 @@ async def test_urgent_messages_pass_a_campaign(bench: Bench) -> None:
 
 
 async def test_of_nine_requests_one_is_ordinary(bench: Bench) -> None:
-    """While both queues have messages, of nine requests that start at most eight are urgent."""
     bench.service.misbehave(SLOW)
     await bench.declare_main()
     await bench.declare_queue(bench.urgent_queue)
@@ -82,7 +80,6 @@ async def test_of_nine_requests_one_is_ordinary(bench: Bench) -> None:
 
 
 async def test_a_retry_comes_back_to_its_queue(bench: Bench) -> None:
-    """An urgent message that is tried again passes what waits then."""
     async with bench.worker() as live:
         codes = make_numbers(5)
         bench.service.misbehave(*once_each(codes, TOO_EARLY), SLOWER)
@@ -102,7 +99,6 @@ async def test_a_retry_comes_back_to_its_queue(bench: Bench) -> None:
 
 
 async def test_a_dead_letter_goes_back_to_its_queue(bench: Bench) -> None:
-    """`dlq replay` puts each dead letter back to the queue that it came from."""
     code, other = make_numbers(2)
     bench.service.misbehave(*once_each([code, other], REFUSED))
     async with bench.worker() as live:
@@ -122,10 +118,6 @@ async def test_a_dead_letter_goes_back_to_its_queue(bench: Bench) -> None:
 
 @pytest.mark.parametrize("per", ["per_second", "per_sender"])
 async def test_urgent_messages_pass_at_a_rate_limit(bench: Bench, per: str) -> None:
-    """They pass the line of a limit, also the one of their own sender.
-
-    Takes the seconds in which the limit lets them through.
-    """
     async with bench.worker(worker__rate_limit={per: 20.0, "burst": 1}):
         campaign = await bench.publish(200)
         await eventually(lambda: len(bench.service.posts(campaign)) >= 5, what="a beginning")
@@ -175,10 +167,7 @@ async def test_a_cut_of_the_connection(bench: Bench, *, ids: bool) -> None:
 
 
 async def test_a_restart_of_the_broker(bench: Bench) -> None:
-    """Nothing is lost or sent twice of either queue.
-
-    Takes the seconds of the restart.
-    """
+    """Nothing is lost or sent twice of either queue."""
     bench.service.misbehave(SLOW)
     async with bench.worker() as live:
         numbers = [*await bench.publish(150), *await bench.publish(150, urgent=True)]
@@ -193,7 +182,6 @@ async def test_a_restart_of_the_broker(bench: Bench) -> None:
 
 
 async def test_a_worker_that_is_killed(bench: Bench, tmp_path: Path) -> None:
-    """What was in flight is sent again with its key, nothing else is."""
     environ = make_environ(bench.values())
     await bench.declare_main()
     await bench.declare_queue(bench.urgent_queue)
@@ -227,7 +215,6 @@ async def test_the_same_message_in_both_queues(bench: Bench) -> None:
 
 
 async def test_order_holds_within_each_queue(bench: Bench) -> None:
-    """With `ordering: recipient` an urgent message passes the ordinary ones of its number."""
     (number,) = make_numbers(1)
     bench.service.misbehave({"latency_seconds": 0.2})
 
@@ -280,7 +267,6 @@ async def test_the_header_of_earlier_releases_names_the_queue(bench: Bench) -> N
 
 
 async def test_an_urgent_queue_of_others_is_taken_as_it_is(bench: Bench) -> None:
-    """A classic one with a length is used, and the difference is told."""
     await bench.amqp.channel.declare_queue(
         bench.urgent_queue, durable=True, arguments={"x-max-length": 1000}
     )
@@ -293,7 +279,6 @@ async def test_an_urgent_queue_of_others_is_taken_as_it_is(bench: Bench) -> None
 
 @pytest.mark.parametrize("topology", ["verify", "off"])
 async def test_a_missing_urgent_queue_is_told(bench: Bench, topology: str) -> None:
-    """The log names the queue and the setting that does without it, and the worker recovers."""
     await bench.declare_main()
     async with bench.worker():
         pass
@@ -310,7 +295,6 @@ async def test_a_missing_urgent_queue_is_told(bench: Bench, topology: str) -> No
 
 
 async def test_an_urgent_queue_that_is_deleted_is_made_again(bench: Bench) -> None:
-    """As the main queue is."""
     async with bench.worker():
         await bench.amqp.channel.queue_delete(bench.urgent_queue)
         numbers = make_numbers(3)
@@ -327,7 +311,6 @@ async def test_an_urgent_queue_that_is_deleted_is_made_again(bench: Bench) -> No
 
 
 async def test_operators_see_both_queues(bench: Bench, tmp_path: Path) -> None:
-    """Status, drain and check know the urgent queue, and a pause stops both."""
     values = bench.values()
     settings = make_settings(values)
     async with bench.worker() as live:

@@ -10,7 +10,6 @@ SUM = "sms_bridge_worker_wait_duration_seconds_sum"
 
 
 def waits(live: Live) -> dict[str, dict[str, float]]:
-    """Return what each message that was sent has waited for, by its id."""
     return {
         line["message_id"]: line.get("waited_seconds", {})
         for line in live.logged("delivery")
@@ -19,14 +18,12 @@ def waits(live: Live) -> dict[str, dict[str, float]]:
 
 
 def late(live: Live, cause: WaitCause) -> float:
-    """Return how many deliveries waited for that for over a tenth of a second."""
     name = "sms_bridge_worker_wait_duration_seconds"
     shortest = live.metric(f"{name}_bucket", cause=cause, le="0.1")
     return live.metric(f"{name}_count", cause=cause) - shortest
 
 
 async def test_a_rate_limit_is_named(bench: Bench) -> None:
-    """Of three messages at two a second the last waits a second for the limit, and says so."""
     await bench.declare_main()
     numbers = await bench.publish(3)
     limit = {"per_second": 2, "burst": 1}

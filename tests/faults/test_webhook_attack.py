@@ -122,10 +122,7 @@ async def attacked(port: int) -> AsyncIterator[dict[str, Any]]:
 
 @pytest.mark.serial  # It measures how long good senders wait.
 async def test_good_sender_is_served_while_everybody_attacks(target: Target) -> None:
-    """Under every attack at once good events get 200 soon, probes answer, strangers get theirs.
-
-    Takes the patience with strangers, and up to three rounds of measuring among them.
-    """
+    """Under every attack at once good events get 200 soon, probes answer, strangers get theirs."""
     port = target.facts["webhook_port"]
     _, calm = await measure(target)
     # A host that is too busy for the limit without an attack cannot show that it holds.
@@ -160,7 +157,6 @@ async def test_good_sender_is_served_while_everybody_attacks(target: Target) -> 
 
 
 async def stored(target: Target) -> Counter[str]:
-    """Count the events in the inbound queue, by id."""
     messages = await target.bench.amqp.take_all(target.bench.exchange)
     return Counter(str(message.headers["sms-bridge-event-id"]) for message in messages)
 

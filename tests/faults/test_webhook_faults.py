@@ -34,7 +34,6 @@ EVENT_ID = "sms-bridge-event-id"
 
 @pytest.fixture
 async def client() -> AsyncIterator[httpx.AsyncClient]:
-    """Lend an HTTP client with patience."""
     async with httpx.AsyncClient(trust_env=False, timeout=30) as ours:
         yield ours
 
@@ -59,7 +58,6 @@ class Storm:
     ids: "itertools.count[int]" = field(default_factory=itertools.count)
 
     async def post(self, event_id: str) -> Answered:
-        """Post one event."""
         answer, seconds = await post_event(self.client, self.url, event_id)
         retry_after = answer.headers.get("Retry-After")
         answered = Answered(event_id, answer.status_code, retry_after, seconds)
@@ -85,35 +83,28 @@ class Storm:
         return answered
 
     async def until_stored(self, event_id: str) -> None:
-        """Post an event until it is told 200."""
-
         async def is_stored() -> bool:
             return (await self.post(event_id)).status == 200
 
         await eventually(is_stored, what="200")
 
     async def rage(self) -> None:
-        """Post one event after the other."""
         while True:
             await self.post(f"event-{next(self.ids)}")
             await asyncio.sleep(0.03)
 
     def count(self, status: int) -> int:
-        """Count the answers of a status."""
         return sum(answered.status == status for answered in self.answers)
 
     def has(self, status: int, count: int) -> bool:
-        """Say whether there are so many answers of a status."""
         return self.count(status) >= count
 
     async def until(self, status: int, more: int) -> None:
-        """Return when there are so many more answers of a status."""
         goal = self.count(status) + more
         await eventually(partial(self.has, status, goal), what=f"{more} answers {status}")
 
     @property
     def promised(self) -> set[str]:
-        """The events that were answered 200."""
         return {answered.event_id for answered in self.answers if answered.status == 200}
 
     def broken_rules(self, seconds: float = IN_TIME_SECONDS_BESIDE_OTHERS) -> list[Answered]:
@@ -143,14 +134,12 @@ async def raging(client: httpx.AsyncClient, live: Live, posters: int = 8) -> Asy
 
 
 async def stored(bench: Bench) -> Counter[str]:
-    """Count the events in the inbound queue, by id."""
     async with open_amqp(bench.broker.url) as amqp:
         messages = await amqp.take_all(bench.exchange)
     return Counter(str(message.headers[EVENT_ID]) for message in messages)
 
 
 async def kill(bench: Bench, storm: Storm) -> None:
-    """Kill the broker and start it again."""
     await asyncio.to_thread(bench.broker.flush)
     await asyncio.to_thread(bench.broker.kill)
     await storm.until(503, 10)
@@ -158,7 +147,6 @@ async def kill(bench: Bench, storm: Storm) -> None:
 
 
 async def freeze(bench: Bench, storm: Storm) -> None:
-    """Freeze the broker for a while."""
     bench.broker.pause()
     try:
         await storm.until(503, 10)
@@ -167,7 +155,6 @@ async def freeze(bench: Bench, storm: Storm) -> None:
 
 
 async def block(bench: Bench, storm: Storm) -> None:
-    """Have a memory alarm for a while."""
     async with memory_alarm(bench.broker):
         await storm.until(503, 10)
 
@@ -205,10 +192,6 @@ LATE = pytest.mark.serial
 async def test_what_is_answered_200_is_stored(
     bench: Bench, client: httpx.AsyncClient, fault: Callable[[Bench, Storm], Awaitable[None]]
 ) -> None:
-    """Whatever the broker does, 200 means stored, and all else is 503 in time.
-
-    Takes a start of the broker, or the seconds for which it is held up.
-    """
     async with bench.webhook() as live, raging(client, live) as storm:
         await fault(bench, storm)
 
@@ -222,7 +205,6 @@ async def test_what_is_answered_200_is_stored(
 async def test_repeats_of_an_event_whose_publish_fails(
     bench: Bench, client: httpx.AsyncClient
 ) -> None:
-    """No repeat is told 200 while the event is not stored; once it is, all are."""
     async with bench.webhook() as live:
         storm = Storm(client, live.webhook_url)
         await storm.until_stored("zero")
@@ -288,7 +270,6 @@ async def test_repeats_while_the_broker_hangs(
 
 
 async def test_thousand_events_at_once(bench: Bench, client: httpx.AsyncClient) -> None:
-    """Of a thousand events at once each is stored, or answered 503 and stored when repeated."""
     ids = [f"event-{number}" for number in range(1000)]
     async with bench.webhook() as live:
         storm = Storm(client, live.webhook_url)
@@ -302,7 +283,6 @@ async def test_thousand_events_at_once(bench: Bench, client: httpx.AsyncClient) 
 
 
 async def test_thousand_repeats_at_once(bench: Bench, client: httpx.AsyncClient) -> None:
-    """Of a thousand repeats of one event at once exactly one is stored."""
     async with bench.webhook() as live:
         storm = Storm(client, live.webhook_url)
         await asyncio.gather(*(storm.post_bare("one") for _ in range(1000)))
@@ -313,7 +293,6 @@ async def test_thousand_repeats_at_once(bench: Bench, client: httpx.AsyncClient)
 
 
 async def test_event_that_no_queue_takes(bench: Bench, client: httpx.AsyncClient) -> None:
-    """An event that is routed to no queue is not told 200 until one is bound."""
     async with bench.webhook() as live:
         storm = Storm(client, live.webhook_url)
         await storm.until_stored("zero")
@@ -345,7 +324,6 @@ async def test_an_exchange_that_is_deleted_is_declared_again(
 async def test_our_queue_is_declared_again_when_an_event_finds_none(
     bench: Bench, client: httpx.AsyncClient
 ) -> None:
-    """Where our own queue was deleted, an event is told 503, and stored when it comes again."""
     async with bench.webhook() as live:
         storm = Storm(client, live.webhook_url)
         await storm.until_stored("zero")
@@ -380,7 +358,6 @@ async def test_our_queue_is_left_to_others_where_they_make_it(
 async def test_why_nothing_may_be_published_is_told(
     bench: Bench, client: httpx.AsyncClient
 ) -> None:
-    """Where the broker ends the channel at each event, the log has its words."""
     await bench.amqp.channel.declare_exchange(bench.exchange, "topic", durable=True, internal=True)
     async with bench.webhook() as live:
         status = (await Storm(client, live.webhook_url).post("one")).status
@@ -394,7 +371,6 @@ async def test_why_nothing_may_be_published_is_told(
 
 
 async def test_event_that_a_full_queue_refuses(bench: Bench, client: httpx.AsyncClient) -> None:
-    """An event that the only queue is too full for is not told 200 until there is room."""
     limits: FieldTable = {
         "x-queue-type": "classic",
         "x-max-length": 1,

@@ -68,7 +68,6 @@ def crowd(target: Target) -> Iterator[Crowd]:
 
 
 async def post(target: Target, clients: list[RawClient]) -> list[int | str]:
-    """Post a good event on each connection, and return the statuses."""
     for client in clients:
         client.say(target.write_event())
     return await all_hear(clients)
@@ -80,7 +79,6 @@ async def post(target: Target, clients: list[RawClient]) -> list[int | str]:
 async def test_old_connections_are_served_while_halves_fill_the_buffer(
     target: Target, crowd: Crowd
 ) -> None:
-    """Halves of bodies that fill the buffer go for good requests on connections that are older."""
     good = await crowd.enter(GOOD)
     first = await post(target, good)
     halves = await crowd.enter(HALVES)
@@ -130,7 +128,6 @@ async def test_unsigned_bodies_are_never_buffered(target: Target, crowd: Crowd) 
 async def test_good_sender_keeps_its_connections_while_strangers_fill_all_places(
     target: Target, crowd: Crowd
 ) -> None:
-    """A connection that has brought a good event outlives thousands of silent newcomers."""
     good = await crowd.enter(GOOD)
     first = await post(target, good)
     for _ in range(15):
@@ -153,7 +150,6 @@ async def _has_evicted(target: Target, count: int) -> bool:
 async def test_silent_sockets_leave_descriptors_for_everybody(
     bench: Bench, guard: Guard, tmp_path: Path
 ) -> None:
-    """With 1,024 open files and 1,200 silent sockets both ports answer; the start says why."""
     async with open_target(bench, guard, tmp_path / "few.log", open_files=OPEN_FILES) as target:
         with crowd_at(target.port) as crowd, crowd_at(target.facts["admin_port"]) as inside:
             for _ in range(12):
@@ -256,7 +252,6 @@ async def test_requests_that_came_during_a_stall_are_not_late(
 async def test_confirms_that_came_during_a_stall_are_not_late(
     bench: Bench, guard: Guard, tmp_path: Path
 ) -> None:
-    """After a stall the broker's confirms are read before anybody is told that none came."""
     async with open_target(
         bench, guard, tmp_path / "stalled.log", webhook__response_timeout_seconds=RESPONSE_SECONDS
     ) as target:
@@ -316,7 +311,6 @@ async def test_who_is_in_the_accept_queue_is_served_at_sigterm(
 
 
 async def test_strangers_do_not_fill_the_log(target: Target, crowd: Crowd) -> None:
-    """Forgeries are one line a second and cause, which counts them; good events keep theirs."""
     clients = await crowd.enter(GOOD)
     started = asyncio.get_running_loop().time()
     for n in range(FORGERIES // GOOD):
@@ -340,5 +334,4 @@ async def test_strangers_do_not_fill_the_log(target: Target, crowd: Crowd) -> No
 
 
 def refused_lines(target: Target) -> list[dict[str, Any]]:
-    """Return the lines of webhooks whose signature was not valid."""
     return [line for line in target.logged("webhook") if line["outcome"] == "invalid_signature"]

@@ -43,7 +43,6 @@ def texts_of(bench: Bench, numbers: list[str]) -> list[str]:
 
 
 async def publish_texts(bench: Bench, number: str, count: int, *, start: int = 0) -> list[str]:
-    """Publish so many numbered texts to one number, in order, and return them."""
     texts = [f"text {place}" for place in range(start, start + count)]
     for text in texts:
         body = json.dumps({"to": number, "from": "Acme", "text": text}).encode()

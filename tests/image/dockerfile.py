@@ -46,7 +46,6 @@ class Stage:
 
 
 def read_dockerfile(path: Path = PROJECT / "Dockerfile") -> list[Stage]:
-    """Split a Dockerfile into its stages."""
     text = re.sub(r"^\s*#.*\n", "", path.read_text(), flags=re.MULTILINE)
     stages: list[Stage] = []
     for line in re.sub(r"\\\n\s*", " ", text).splitlines():

@@ -72,10 +72,6 @@ def say(text: str) -> None:
 def mounts(
     root: Path, *, writable: Sequence[str], files: Mapping[str, Path], tmp: str = "16m"
 ) -> list[str]:
-    """Write the shell lines that mount a root: the system and what is given, read-only.
-
-    `tmp` is the size of the one place that anybody may write to.
-    """
     lines = ["set -e", f"mount -t tmpfs tmpfs {root}"]
     for name in SYSTEM:
         source = Path("/", name)
@@ -117,7 +113,6 @@ def writable_places(pid: int) -> set[str]:
 
 
 def build(stage: Stage, scratch: Path) -> None:
-    """Run the build stage: copy what it copies from the context, run what it runs."""
     allowed = build_context()
     environment = {"PATH": f"{UV_INSIDE}:{PATH}", "HOME": "/tmp", **stage.environment}
     passed = ("UV_INDEX_URL", "UV_DEFAULT_INDEX", "SSL_CERT_FILE", "HTTPS_PROXY", "HTTP_PROXY")

@@ -25,7 +25,6 @@ OURS = (*ROLES, "sandbox")
 
 
 def settings(role: str) -> Settings:
-    """Load the settings that a service gives the bridge."""
     return load_settings(None, SERVICES[role]["environment"])
 
 
@@ -35,7 +34,6 @@ def content(name: str) -> Any:
 
 
 def test_it_fits_the_specification() -> None:
-    """Every key is one of the Compose specification, and every name that is used exists."""
     # With the anchors resolved, which the library does not do.
     compose = compose_spec.PyCompose.from_yaml(json.dumps(COMPOSE))
     compose.validate()
@@ -50,7 +48,6 @@ def test_it_fits_the_specification() -> None:
 
 @pytest.mark.parametrize("name", SERVICES)
 def test_every_file_that_is_mounted_exists(name: str) -> None:
-    """A folder or file of the project that a service mounts is there, and cannot be written."""
     for volume in SERVICES[name].get("volumes", []):
         source, _, rest = volume.partition(":")
         if source.startswith("."):
@@ -89,14 +86,12 @@ def test_the_addresses_of_its_head_are_published() -> None:
 
 @pytest.mark.parametrize("name", [name for name in SERVICES if name not in OURS])
 def test_images_of_others_have_a_version(name: str) -> None:
-    """No image of others is whatever is newest."""
     _, _, tag = SERVICES[name]["image"].partition(":")
 
     assert re.match(r"v?\d+[.-]", tag)
 
 
 def test_services_wait_for_services() -> None:
-    """What a service waits for is in the file."""
     for service in SERVICES.values():
         assert set(service.get("depends_on", ())) <= set(SERVICES)
 
@@ -116,13 +111,11 @@ def test_services_wait_for_services() -> None:
     ],
 )
 def test_programs_of_others_find_their_files(name: str, paths: set[str]) -> None:
-    """A configuration is where the program of that image looks for it."""
     assert {config["target"] for config in SERVICES[name]["configs"]} == paths
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_the_bridge_runs_as_it_does_in_kubernetes(name: str) -> None:
-    """Its commands and options exist, its root is read-only, and it has no capability."""
     service = SERVICES[name]
     command, *words = service["command"]
     known = typer.main.get_command(cli).commands[command]  # type: ignore[attr-defined]
@@ -151,7 +144,6 @@ def test_a_role_has_the_settings_that_it_needs(role: str) -> None:
 
 
 def test_the_broker_drops_no_message_that_came_back_often() -> None:
-    """RabbitMQ 4's limit of 20 deliveries is lifted from every queue, from the first start on."""
     definitions = content("rabbitmq-definitions")
     (policy,) = definitions["policies"]
     topology = bridge_topology(settings("worker"), ROLES)
@@ -170,7 +162,6 @@ def test_the_broker_drops_no_message_that_came_back_often() -> None:
 
 
 def test_worker_sandbox_and_webhook_know_each_other() -> None:
-    """The worker calls the sandbox with its key; the sandbox signs with the webhook's secret."""
     options = dict(
         word.removeprefix("--").split("=") for word in SERVICES["sandbox"]["command"][1:]
     )
@@ -196,7 +187,6 @@ def test_a_role_has_the_time_to_stop(role: str) -> None:
 
 
 def test_prometheus_reads_both_roles_and_the_alerts() -> None:
-    """Prometheus scrapes the admin port of each role, and loads the chart's alerts."""
     prometheus = content("prometheus")
     jobs = {job["job_name"]: job["static_configs"] for job in prometheus["scrape_configs"]}
     mounted = {v.split(":")[1] for v in SERVICES["prometheus"]["volumes"]}
@@ -229,7 +219,6 @@ def test_prometheus_accepts_its_configuration(tmp_path: Path) -> None:
 
 
 def test_grafana_shows_the_dashboards() -> None:
-    """Grafana reads its dashboards where they are mounted, and Prometheus where it is."""
     (provider,) = content("grafana-dashboards")["providers"]
     (source,) = content("grafana-datasources")["datasources"]
     (volume,) = SERVICES["grafana"]["volumes"]

@@ -29,7 +29,6 @@ LABEL_PREFIX = "org.opencontainers.image."
 
 
 def test_what_is_built_with_stays_behind() -> None:
-    """The final stage takes one folder from the build, and installs nothing."""
     assert list(FINAL.files) == [("build", ["/opt/app"], "/opt/app")]
     assert all(stage.texts("ADD") == [] for stage in STAGES)
     assert not any("install" in text for text in FINAL.texts("RUN"))
@@ -47,7 +46,6 @@ def test_nothing_is_compiled_at_the_start() -> None:
 
 
 def test_the_build_takes_the_locked_versions() -> None:
-    """Dependencies come first, by the lock file, with what compiles and without the tests' own."""
     first, last = BUILD.texts("RUN")
     copied = [sources for origin, sources, _ in BUILD.files if origin is None]
 
@@ -95,7 +93,6 @@ def test_the_release_page_names_the_bases() -> None:
 
 
 def locked_for_the_image(machine: str, python: str) -> dict[str, list[str]]:
-    """List what the image is built with on a kind of machine: each package's wheels."""
     lock = tomllib.loads((PROJECT / "uv.lock").read_text())["package"]
     packages = {package["name"]: package for package in lock}
     place = {
@@ -132,7 +129,6 @@ def locked_for_the_image(machine: str, python: str) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize(("platform", "machine"), [("amd64", "x86_64"), ("arm64", "aarch64")])
 def test_no_dependency_needs_a_compiler(platform: str, machine: str) -> None:
-    """On every platform of a release each dependency is there built, and so is what compiles."""
     makefile = (PROJECT / "Makefile").read_text()
     (platforms,) = re.findall(r"^PLATFORMS := (.+)$", makefile, re.MULTILINE)
     (python,) = re.findall(r"^ARG PYTHON_TAG=(\d+\.\d+)-slim-trixie$", RECIPE, re.MULTILINE)
@@ -154,7 +150,6 @@ def test_no_dependency_needs_a_compiler(platform: str, machine: str) -> None:
 
 
 def test_the_user_is_a_number() -> None:
-    """Kubernetes can tell that the user is not root, and it is the chart's."""
     chart = yaml.safe_load((PROJECT / "helm" / "sms-bridge" / "values.yaml").read_text())
     pod = chart["podSecurityContext"]
 
@@ -196,7 +191,6 @@ def test_the_labels_say_what_it_is() -> None:
 
 @pytest.mark.parametrize(("status", "code"), [(200, 0), (503, 1)])
 def test_the_health_check_asks_whether_it_lives(status: int, code: int) -> None:
-    """The check runs in the image's Python, asks /livez, and fails with anything but 200."""
     asked: list[str] = []
 
     class Answer(BaseHTTPRequestHandler):

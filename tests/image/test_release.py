@@ -90,7 +90,6 @@ class Checkout:
         (self.bin / name).chmod(0o755)
 
     def git(self, *arguments: str) -> str:
-        """Run git in the repository."""
         done = subprocess.run(
             [self.bin / "git", *arguments],
             check=True,
@@ -104,7 +103,6 @@ class Checkout:
     def make(
         self, target: str, arguments: dict[str, str], **environment: str
     ) -> subprocess.CompletedProcess[str]:
-        """Run a target of the Makefile."""
         return subprocess.run(
             [self.bin / "make", target, *(f"{name}={text}" for name, text in arguments.items())],
             check=False,
@@ -116,7 +114,6 @@ class Checkout:
         )
 
     def called(self) -> list[str]:
-        """List the calls of docker and cosign."""
         return self.calls.read_text().splitlines() if self.calls.exists() else []
 
 
@@ -127,7 +124,6 @@ def checkout(tmp_path: Path) -> Checkout:
 
 
 def build_arguments(call: str) -> dict[str, str]:
-    """Read the arguments of a build."""
     return dict(re.findall(r"--build-arg (\w+)=(\S*)", call))
 
 
@@ -137,7 +133,6 @@ def without(name: str) -> dict[str, str]:
 
 
 def test_a_local_image_needs_no_digest(checkout: Checkout) -> None:
-    """`make image` builds with the tags of the Dockerfile, and gives each of its arguments."""
     done = checkout.make("image", {})
     (call,) = checkout.called()
     recipe = (PROJECT / "Dockerfile").read_text()
@@ -152,7 +147,6 @@ def test_a_local_image_needs_no_digest(checkout: Checkout) -> None:
 
 
 def test_a_release_is_built_pushed_and_signed_by_digest(checkout: Checkout) -> None:
-    """Every platform, with its parts listed and its origin told; what is signed is the digest."""
     done = checkout.make("release-image", COMPLETE | {"COSIGN_FLAGS": "--yes --key=k"})
     build, sign = checkout.called()
     options, _, _ = build.partition(" --metadata-file ")
@@ -206,7 +200,6 @@ def test_an_incomplete_release_is_refused(
 
 @pytest.mark.parametrize("name", ["Makefile", "bridge.py"], ids=["changed", "new"])
 def test_a_tree_that_is_not_committed_is_refused(checkout: Checkout, name: str) -> None:
-    """A release holds nothing but its commit: neither a change nor a new file."""
     with (checkout.tree / name).open("a") as file:
         file.write("\n")
 
@@ -243,7 +236,6 @@ def test_without_cosign_nothing_is_built(checkout: Checkout) -> None:
 def test_a_failure_ends_the_release(
     checkout: Checkout, environment: dict[str, str], calls: list[str]
 ) -> None:
-    """What was not pushed is not signed, and what was not signed is not called so."""
     done = checkout.make("release-image", COMPLETE, **environment)
 
     assert done.returncode == 2
@@ -254,7 +246,6 @@ def test_a_failure_ends_the_release(
 def assert_refused(
     checkout: Checkout, done: subprocess.CompletedProcess[str], sentence: str
 ) -> None:
-    """See one sentence, and nothing done."""
     said, *rest = done.stderr.splitlines()
 
     assert done.returncode == 2

@@ -77,7 +77,6 @@ class Canaries:
         return f"+99955501{next(self._counter)}"
 
     def text(self) -> str:
-        """Make up a text."""
         return f"Zikadensommer {next(self._counter)}"
 
     def request(self, **members: str) -> dict[str, str]:
@@ -184,13 +183,10 @@ class Running:
         return f"http://127.0.0.1:{self.logged('started')[0]['webhook_port']}/webhooks"
 
     async def ask(self, path: str) -> httpx.Response:
-        """Ask the admin port."""
         port = self.logged("started")[0]["admin_port"]
         return await self._http.get(f"http://127.0.0.1:{port}{path}")
 
     async def until_ready(self) -> None:
-        """Return when /readyz says so."""
-
         async def is_ready() -> bool:
             return (await self.ask("/readyz")).status_code == 200
 
@@ -198,7 +194,6 @@ class Running:
         await eventually(is_ready, what=f"{self.child.name} ready\n{self.child.tail()}")
 
     async def metric(self, name: str, **labels: str) -> float:
-        """Sum up the samples of a metric that have these labels."""
         text = (await self.ask("/metrics")).text
         return sum(
             sample.value
@@ -275,7 +270,6 @@ class Launcher:
     async def role(
         self, *command: str, settings: Mapping[str, object], is_forked: bool = True
     ) -> Running:
-        """Start a role and return when it is ready."""
         running = self.start(*command, settings=settings, is_forked=is_forked)
         await running.until_ready()
         return running
@@ -316,7 +310,6 @@ class Amqp:
         await self.channel.default_exchange.publish(message, queue, timeout=SECONDS)
 
     async def take(self, queue: str, **wanted: object) -> AbstractIncomingMessage:
-        """Take messages off a queue until one has the wanted attributes; the rest is dropped."""
         source = await self.channel.get_queue(queue, ensure=False)
 
         async def look() -> AbstractIncomingMessage | None:
@@ -328,7 +321,6 @@ class Amqp:
         return await eventually(look, what=f"a message with {wanted} in {queue}")
 
     async def take_all(self, queue: str) -> list[AbstractIncomingMessage]:
-        """Take every message off a queue."""
         source = await self.channel.get_queue(queue, ensure=False)
         wanted = await self.count(queue)
         arrived: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
@@ -351,7 +343,6 @@ class Amqp:
             return declared.declaration_result.message_count or 0
 
     async def delete(self, names: Sequence[str]) -> None:
-        """Delete queues and exchanges of these names."""
         for name in names:
             await self.channel.queue_delete(name)
             await self.channel.exchange_delete(name)

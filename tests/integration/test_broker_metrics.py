@@ -19,10 +19,6 @@ QUEUES = ("sms.outbound", "sms.outbound.urgent")
 
 @pytest.mark.anyio
 async def test_the_broker_shows_what_its_alerts_read() -> None:
-    """Each series that they select is there, at the address that the documents name.
-
-    Takes the start of a broker of its own, and the seconds until it has all its metrics.
-    """
     (path,) = set(re.findall(r"`(/metrics/detailed[^`]*)`", DEPLOYMENT.read_text()))
     alerts = yaml.safe_load((FILES / "broker-alerts.yaml").read_text())
     read = {s for g in alerts["groups"] for r in g["rules"] for s in selectors(r["expr"])}

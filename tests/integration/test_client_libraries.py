@@ -29,7 +29,6 @@ from tests.integration.conftest import SECONDS, Amqp, connected, eventually, uni
 
 @pytest.fixture
 async def queue(amqp: Amqp) -> AsyncIterator[str]:
-    """Lend a queue."""
     name = unique("leaned-on")
     await amqp.channel.declare_queue(name, durable=True)
     yield name
@@ -37,7 +36,6 @@ async def queue(amqp: Amqp) -> AsyncIterator[str]:
 
 
 async def no_delivery(_message: object) -> None:
-    """Take what the wire should have taken."""
     raise AssertionError
 
 
@@ -49,7 +47,6 @@ def stream_of(connection: Connection) -> StreamWire:
 
 
 def tap(connection: Connection) -> list[bytes]:
-    """Return the pieces that the connection writes from now on, each as it is handed over."""
     pieces: list[bytes] = []
     transport: Any = stream_of(connection)._transport
 
@@ -82,7 +79,6 @@ def frames_in(piece: bytes) -> list[Any]:
 
 
 async def ended(channel: aiormq.Channel) -> None:
-    """Wait for the end of a channel."""
     async with asyncio.timeout(SECONDS):
         await asyncio.wait({channel.closing})
 
@@ -114,7 +110,6 @@ async def test_the_stream_is_ours(amqp_url: str, connection: Connection) -> None
 
 
 async def test_the_client_writes_whole_frames(connection: Connection, queue: str) -> None:
-    """What aiormq writes is whole frames each time, so that ours may be written between."""
     pieces = tap(connection)
     channel = await connection.channel()
     message = aio_pika.Message(bytes(300_000))
@@ -140,7 +135,6 @@ async def test_the_client_sends_heartbeats(amqp_url: str) -> None:
 async def test_deliveries_that_are_taken_never_reach_the_client(
     connection: Connection, queue: str, amqp: Amqp
 ) -> None:
-    """The answers to our methods reach aiormq, and what is delivered on the channel only us."""
     channel = await open_channel(connection)
     taken: asyncio.Queue[Body] = asyncio.Queue()
 
@@ -162,7 +156,6 @@ async def test_deliveries_that_are_taken_never_reach_the_client(
 
 
 async def test_tags_of_publishes_begin_with_one(connection: Connection, queue: str) -> None:
-    """On a channel with confirms aiormq publishes nothing itself, so that the tags are ours."""
     channel = await open_channel(connection, confirms=True)
     with stream_of(connection).publishing(channel) as publishing:
         told = []
@@ -178,7 +171,6 @@ async def test_tags_of_publishes_begin_with_one(connection: Connection, queue: s
 
 
 async def test_the_size_of_a_frame_is_known(connection: Connection) -> None:
-    """A channel knows what a frame may hold: what was agreed with the broker, less its frame."""
     channel = await open_channel(connection)
     assert connection.transport is not None
     tune = cast("aiormq.Connection", connection.transport.connection).connection_tune
@@ -189,7 +181,6 @@ async def test_the_size_of_a_frame_is_known(connection: Connection) -> None:
 async def test_an_ack_is_written_when_it_returns(
     connection: Connection, queue: str, amqp: Amqp
 ) -> None:
-    """With `wait` an ack of aiormq has been written when it returns, so that a kill loses none."""
     channel = await open_channel(connection)
     taken: asyncio.Queue[DeliveredMessage] = asyncio.Queue()
 
@@ -210,7 +201,6 @@ async def test_an_ack_is_written_when_it_returns(
 
 
 async def test_a_cancelled_consumer_is_told(connection: Connection, queue: str, amqp: Amqp) -> None:
-    """When the broker cancels a consumer its callback is called, and its tag is gone."""
     channel = await open_channel(connection)
     told: asyncio.Queue[object] = asyncio.Queue()
     channel.on_consumer_cancel_callbacks.add(told.put_nowait)
@@ -230,12 +220,10 @@ async def _by_the_broker(channel: aiormq.Channel, connection: Connection) -> Non
 
 
 async def _by_us(_channel: aiormq.Channel, connection: Connection) -> None:
-    """Close the connection."""
     await close_quietly(connection)
 
 
 async def _by_the_network(_channel: aiormq.Channel, connection: Connection) -> None:
-    """Cut the connection."""
     transport = stream_of(connection)._transport
     assert transport is not None
     transport.abort()
@@ -245,7 +233,6 @@ async def _by_the_network(_channel: aiormq.Channel, connection: Connection) -> N
 async def test_the_end_of_a_channel_is_seen(
     connection: Connection, end: Callable[..., Any]
 ) -> None:
-    """However a channel ends, `closing` is done and it is closed."""
     channel = await open_channel(connection)
     await end(channel, connection)
     await ended(channel)
@@ -254,7 +241,6 @@ async def test_the_end_of_a_channel_is_seen(
 
 
 async def test_the_end_of_a_connection_is_seen(connection: Connection) -> None:
-    """A connection that is cut is not connected, says why, and may be closed once more."""
     assert connection.connected.is_set()
     assert connection.transport is not None
     closing = connection.transport.connection.closing
@@ -330,7 +316,6 @@ async def test_the_brokers_version_is_known(connection: Connection) -> None:
 
 
 def test_the_fields_of_the_properties_are_as_the_protocol_has_them() -> None:
-    """The order, the flags and the types of the properties are AMQP's, from the highest bit."""
     fields = {
         name: (ClientProperties.flags[name], ClientProperties.amqp_type(name)) for name in NAMES
     }
@@ -348,7 +333,6 @@ def test_the_fields_of_the_properties_are_as_the_protocol_has_them() -> None:
 
 
 async def test_our_decoders_take_the_place_of_the_clients(connection: Connection) -> None:
-    """What pamqp reads itself goes through our decoders: a broken property ends no connection."""
     assert connection.connected.is_set()
     header = (
         b"\x00\x3c\x00\x00" + bytes(8) + b"\x80\x40" + b"\x01\xff" + (10**15).to_bytes(8, "big")
@@ -364,7 +348,6 @@ async def test_our_decoders_take_the_place_of_the_clients(connection: Connection
 
 
 def test_the_clients_log_under_their_names() -> None:
-    """They log under the names that `configure_logging` holds down, and under no other."""
     for package in ("aio_pika", "aiormq"):
         modules = [module for name, module in sys.modules.items() if name.startswith(package)]
         values = [value for module in modules for value in vars(module).values()]

@@ -34,7 +34,6 @@ DEFINITIONS: str = COMPOSE["configs"]["rabbitmq-definitions"]["content"]
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """Run a broker with the users, rights and policies of the file."""
     file = tmp_path_factory.mktemp("compose") / "definitions.json"
     definitions = json.loads(DEFINITIONS)
     with private_broker(management=True) as running:
@@ -49,7 +48,6 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 async def test_the_whole_flow_works(
     tmp_path: Path, guard: Guard, canaries: Canaries, http: httpx.AsyncClient, broker: Broker
 ) -> None:
-    """The sandbox is healthy, the command of the file's head sends, a reply becomes an event."""
     sandbox, public, worker_admin, webhook_admin = free_ports(4)
     here = {
         "--host=0.0.0.0": "--host=127.0.0.1",

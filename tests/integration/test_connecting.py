@@ -15,7 +15,6 @@ from tests.accounts import account, virtual_host
 
 
 async def _refusal(url: str, **settings: object) -> ConnectError:
-    """Return why no connection opens."""
     given = RabbitMQSettings.model_validate({"url": url, "connect_timeout_seconds": 1} | settings)
     with pytest.raises(ConnectError) as caught:
         await open_connection(given, SecretStr(url), name="test", ask_http=True)
@@ -34,7 +33,6 @@ async def test_a_name_that_is_not_found() -> None:
 
 
 async def test_the_port_of_the_management_page(managed_broker: Broker) -> None:
-    """RabbitMQ's own page, which is silent to AMQP, is told as HTTP, with the right ports."""
     port = URL(managed_broker.management_url or "").port
     error = await _refusal(f"amqp://guest:guest@127.0.0.1:{port}/")
 
@@ -55,8 +53,6 @@ async def test_the_port_of_the_management_page(managed_broker: Broker) -> None:
     ids=["http", "tls", "ssh", "no_tls"],
 )
 async def test_a_port_of_something_else(scheme: str, answer: bytes, said: str) -> None:
-    """A port where something else answers is told as what it is."""
-
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with closing(writer):
             await reader.read(1)
@@ -105,7 +101,6 @@ async def test_a_virtual_host_is_told_as_that(managed_broker: Broker, vhost: str
 
 
 async def test_a_broker_that_is_slow(amqp_url: str) -> None:
-    """A broker that says nothing within the time to connect is told as silent, not as foreign."""
     broker = URL(amqp_url)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

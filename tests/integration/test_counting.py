@@ -32,7 +32,6 @@ async def line(
     session_service: Service,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Line:
-    """Start the worker."""
     url = URL(amqp_url)
     folder = tmp_path_factory.mktemp("login")
     user, password = folder / "user", folder / "password"
@@ -54,7 +53,6 @@ async def line(
 async def test_a_message_ahead_of_its_time_is_not_late(
     line: Line, amqp: Amqp, canaries: Canaries, session_service: Service
 ) -> None:
-    """A message is late from the moment on which it is due, not from its publishing."""
     request, now = canaries.request(), time.time()
     await amqp.publish(
         line.queue,

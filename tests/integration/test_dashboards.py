@@ -47,14 +47,12 @@ class Watched:
     end: float
 
     async def series(self, expression: str) -> list[dict[str, Any]]:
-        """Return the series of an expression over the run."""
         asked = filled(expression, rate=f"{RATE_SECONDS}s", whole=f"{self.end - self.start:.0f}s")
         return await self.prometheus.query_range(
             asked, start=self.start, end=self.end, step_seconds=1
         )
 
     async def values(self, expression: str) -> list[float]:
-        """Return every value of an expression over the run that is a number."""
         found = await self.series(expression)
         values = [float(value) for result in found for _, value in result["values"]]
         return [value for value in values if not math.isnan(value)]
@@ -85,7 +83,6 @@ async def test_a_panel_has_something_to_show(
 
 
 async def test_the_urgent_queue_has_a_line_of_its_own(watched: Watched) -> None:
-    """The worker's dashboard shows what is sent from the urgent queue beside the main queue."""
     sent = next(p for p in panels_of(DASHBOARDS["worker"]) if p["title"] == "Sent, by queue")
     series = await watched.series(sent["targets"][0]["expr"])
     shown = {

@@ -72,7 +72,6 @@ REQUEST = {"to": "+491713920001", "from": "Acme", "text": "Hi"}
 
 
 def _commands(page: str) -> list[str]:
-    """Return the commands of a page in their order, without comments."""
     found: list[str] = []
     for block in re.findall(r"^ *```sh\n(.*?)^ *```", PAGES[page], re.MULTILINE | re.DOTALL):
         lines = iter(block.replace("\\\n", " ").splitlines())
@@ -88,7 +87,6 @@ def _commands(page: str) -> list[str]:
 
 
 def _runnable(command: str) -> str | None:
-    """Return what can be run of a command, None when it is listed above."""
     if command.startswith("kubectl ") and " exec " in command:
         _, _, command = command.partition(" -- ")
     command = command.split(" | kubectl ")[0]
@@ -131,7 +129,6 @@ def test_every_command_is_run_or_listed() -> None:
 
 
 def test_the_tables_list_what_is_there() -> None:
-    """Every row above accounts for a command that some page shows, and names a test there is."""
     shown = [command for _, command in _all_listed()]
     programs = {command.split()[0] for command in shown}
     named = {*ELSEWHERE.values(), *re.findall(r"tests/[\w/]+\.py", str({**ABSENT, **NOT_HERE}))}
@@ -164,7 +161,6 @@ class Reader:
     started: int = 0
 
     async def follow(self, page: str) -> None:
-        """Run the commands of a page in turn; each has to end with 0."""
         try:
             for command in filter(None, map(_runnable, _commands(page))):
                 await self._run(command.replace("/tmp/", f"{self.folder}/"))
@@ -271,7 +267,6 @@ async def site(
 def reader(
     site: Site, guard: Guard, http: httpx.AsyncClient, managed_broker: Broker, tmp_path: Path
 ) -> Reader:
-    """Lend a reader."""
     return Reader(tmp_path, site.environ, guard, http, managed_broker, site.is_old_broker)
 
 
@@ -279,10 +274,6 @@ def reader(
 async def test_a_page_can_be_followed(
     page: str, site: Site, reader: Reader, canaries: Canaries
 ) -> None:
-    """Every command of the page that can be run here ends with 0, as it stands there.
-
-    Takes a start of the program for each of them.
-    """
     if page == "docs/operation.md":
         await _prepare_operation(site, reader.folder, canaries)
 

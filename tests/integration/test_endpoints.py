@@ -48,7 +48,6 @@ class Services:
     file_secret: str = field(repr=False)
 
     async def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> int:
-        """Post a body to an endpoint and return the status."""
         url = self.webhook.webhook_url.removesuffix("/webhooks") + path
         return (await self.http.post(url, content=body, headers=headers)).status_code
 
@@ -60,7 +59,6 @@ class Services:
         }
 
     def telnyx(self, body: bytes) -> dict[str, str]:
-        """Sign as Telnyx does: the time, a bar and the body, with Ed25519."""
         seconds = str(int(time.time()))
         signature = self.telnyx_key.sign(f"{seconds}|".encode() + body)
         return {
@@ -70,7 +68,6 @@ class Services:
         }
 
     def twilio(self, body: bytes) -> dict[str, str]:
-        """Sign as Twilio does: the URL and the sorted parameters, names and values on end."""
         fields = sorted(parse_qsl(body.decode(), keep_blank_values=True))
         signed = TWILIO_URL + "".join(name + value for name, value in fields)
         digest = hmac.new(self.canaries.secret.encode(), signed.encode(), hashlib.sha1).digest()
@@ -99,7 +96,6 @@ async def services(
     http: httpx.AsyncClient,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Services:
-    """Start the receiver: our own service twice, Telnyx and Twilio."""
     exchange = unique("endpoints")
     folder = tmp_path_factory.mktemp("secrets")
     file_secret = f"{canaries.secret}-of-a-file"
@@ -198,7 +194,6 @@ async def test_a_signature_of_another_endpoint_is_refused(services: Services, pa
 
 
 async def test_the_same_event_at_two_endpoints_is_published_twice(services: Services) -> None:
-    """An id is its service's: the same one is a repeat only where it has been before."""
     body = _event(id=uuid.uuid4().hex)
     for _ in range(2):
         assert await services.post("/webhooks", body, services.plain(body)) == 200
@@ -239,7 +234,6 @@ async def test_counts_and_lines_name_the_endpoint(services: Services) -> None:
 
 
 async def test_the_secret_of_one_endpoint_is_rotated(services: Services) -> None:
-    """A new secret in an endpoint's file counts there without a restart; the others stay."""
     before, fresh = services.file_secret, f"{services.canaries.secret}-rotated"
     assert await services.accepts("/webhooks/again", before)
     written = services.folder / "fresh"
@@ -271,7 +265,6 @@ async def test_the_secret_of_one_endpoint_is_rotated(services: Services) -> None
 async def test_sign_signs_as_the_endpoint_does(
     services: Services, path: str, options: list[str], body: bytes
 ) -> None:
-    """What `sign --path` prints is accepted there."""
     result = await run_program("sign", *options, settings=services.settings, given=body)
     headers = dict(line.split(": ", 1) for line in result.stdout.decode().splitlines())
     content_type = options[-1] if "--content-type" in options else "application/json"
@@ -299,7 +292,6 @@ async def test_sign_signs_as_the_endpoint_does(
 async def test_what_sign_cannot_sign_is_told(
     services: Services, options: list[str], told: str
 ) -> None:
-    """`sign` ends with 2 and the remedy where no endpoint is meant, or nobody could sign."""
     result = await run_program("sign", *options, settings=services.settings, given=_event())
 
     assert (result.returncode, result.stdout) == (2, b"")
@@ -333,7 +325,6 @@ async def test_what_sign_cannot_sign_is_told(
 async def test_an_endpoint_that_cannot_work_stops_the_start(
     command: str, endpoints: list[dict[str, Any]], told: str
 ) -> None:
-    """Exit 2, with the endpoint's number in the list, its key and the remedy; no secret in it."""
     result = await run_program(command, settings={"webhook.endpoints": endpoints})
     said = result.stderr.decode()
 

@@ -139,7 +139,6 @@ def _is_there(need: str) -> bool:
 async def built(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Language, Path]:
-    """Copy a language's programs to a folder, and build them there."""
     language = LANGUAGES[request.param]
     if request.param not in ALWAYS and not IS_EVERY_LANGUAGE:
         pytest.skip("only with `make examples`")
@@ -251,7 +250,6 @@ async def requests(unserved: Place) -> AsyncIterator[Amqp]:
 async def test_a_request_is_complete_and_its_own_reply_awaited(
     built: tuple[Language, Path], unserved: Place, requests: Amqp, canaries: Canaries
 ) -> None:
-    """Properties are those of the contract; another's reply is passed by; `dead` ends with 1."""
     body = canaries.request(text=canaries.text() + AWKWARD)
     now = time.time()
     outcome = {"message_id": "m-1", "outcome": "dead", "reason": "refused"}
@@ -307,8 +305,6 @@ class Subscriber:
     broker: Broker
 
     async def until_acked(self) -> None:
-        """Return when no channel has a message that waits for its ack."""
-
         async def is_so() -> bool:
             # Asked of the channels themselves: what queues tell of this is some seconds old.
             command = ("list_channels", "--no-table-headers", "messages_unacknowledged")
@@ -330,7 +326,6 @@ async def subscribe(
     guard: Guard,
     tmp_path: Path,
 ) -> AsyncIterator[Subscribe]:
-    """Run a subscriber from when it consumes, and remove its queue in the end."""
     assert bridge.child.exit_code is None
     children: list[Child] = []
     async with open_amqp(served.url) as amqp:
@@ -376,7 +371,6 @@ async def test_events_are_handled_and_acked(
     canaries: Canaries,
     tmp_path: Path,
 ) -> None:
-    """The subscriber writes each event down, with its id where there is one, and acks it."""
     file = tmp_path / "events"
     subscriber = await subscribe(file)
     first = await _text_back(bridge, http, canaries, id="evt-1")
@@ -402,7 +396,6 @@ POISON = (b"no JSON", b"", b'{"text": "\xff"}', b"[" * 100_000)
 async def test_forms_are_read_and_poison_stops_nothing(
     built: tuple[Language, Path], subscribe: Subscribe, tmp_path: Path
 ) -> None:
-    """A form is read as JSON is; what nobody can read is kept as it came, and acked."""
     file = tmp_path / "events"
     subscriber = await subscribe(file)
     publish = partial(subscriber.amqp.publish, TEAM_QUEUE)

@@ -63,27 +63,22 @@ class Stage:
     taken: list[bytes] = field(default_factory=list)
 
     def event(self) -> bytes:
-        """Make up an event that has an id."""
         data = {"from": self.canaries.number(), "text": self.canaries.text()}
         return json.dumps({"type": "t", "id": uuid.uuid4().hex, "data": data}).encode()
 
     async def post(self, body: bytes) -> tuple[int, bool, float]:
-        """Post a webhook; return the status, whether it says when to come again, the seconds."""
         return await _post(self.http, self.webhook, body, self.canaries)
 
     async def accepts(self, body: bytes) -> bool:
-        """Post a webhook and say whether it was taken."""
         is_taken = (await self.post(body))[0] == 200
         if is_taken:
             self.taken.append(body)
         return is_taken
 
     async def start_broker(self) -> None:
-        """Start the broker, or start it again."""
         await anyio.to_thread.run_sync(self.broker.start)
 
     async def health(self) -> dict[str, int]:
-        """Ask both roles how they are."""
         roles = {"worker": self.worker, "webhook": self.webhook}
         return {
             f"{name}{path}": (await role.ask(path)).status_code
@@ -158,7 +153,6 @@ class Outage:
 
 @pytest.fixture(scope="module")
 async def outage(stage: Stage, session_service: Service) -> Outage:
-    """Kill the broker while requests are being posted, and start it again."""
     queue, exchange = stage.names
     await session_service.forget()
     for _ in range(EVENTS):
@@ -216,7 +210,6 @@ async def _until_worked_off(stage: Stage, amqp: Amqp) -> None:
     ],
 )
 async def test_a_role_lives_without_a_broker(stage: Stage, check: str, status: int) -> None:
-    """Before the broker is there both roles live; only the worker is not ready."""
     assert stage.seen["health"][check] == status
 
 
@@ -243,7 +236,6 @@ async def test_the_worker_works_when_the_broker_has_come(
 
 
 async def test_a_webhook_is_put_off_while_the_broker_is_frozen(stage: Stage) -> None:
-    """While the broker answers nothing a webhook is asked to come again, in time."""
     await eventually(lambda: stage.accepts(stage.event()), what="an event taken")
     event = stage.event()
     stage.broker.pause()
@@ -292,12 +284,10 @@ async def test_a_frozen_broker_holds_up_no_end(
     ],
 )
 async def test_a_role_outlives_its_broker(outage: Outage, check: str, status: int) -> None:
-    """While the broker is away both roles live; only the worker is not ready."""
     assert outage.health[check] == status
 
 
 async def test_a_webhook_is_put_off_while_the_broker_is_away(outage: Outage) -> None:
-    """While the broker is away a webhook is asked to come again, in time."""
     status, says_when, seconds = outage.answer
 
     assert (status, says_when) == (503, True)
@@ -305,7 +295,6 @@ async def test_a_webhook_is_put_off_while_the_broker_is_away(outage: Outage) -> 
 
 
 async def test_a_killed_broker_costs_no_request_and_no_repeat(outage: Outage) -> None:
-    """Requests that were being posted when the broker was killed are each sent once."""
     assert outage.sent == [1] * REQUESTS
 
 
@@ -341,7 +330,6 @@ class Drained:
 async def drained(
     launcher: Launcher, amqp: Amqp, canaries: Canaries, session_service: Service
 ) -> Drained:
-    """End a worker that has work."""
     await session_service.forget()
     queue = unique("drained")
     posted, waiting = canaries.request(), canaries.request()
@@ -436,7 +424,6 @@ async def test_the_second_signal_ends_at_once(
     first: signal.Signals,
     second: signal.Signals,
 ) -> None:
-    """The first signal drains, the second one leaves at once."""
     worker, queue = await _hanging_worker(launcher, amqp, canaries, service, {})
     await worker.keep_what_it_shows()
     worker.child.signal(first)
@@ -454,7 +441,6 @@ async def test_the_second_signal_ends_at_once(
 async def test_a_webhook_that_is_coming_in_is_finished(
     launcher: Launcher, amqp: Amqp, canaries: Canaries
 ) -> None:
-    """A webhook whose body was still coming in at SIGTERM is published and answered 200."""
     exchange = unique("ending")
     settings = {
         "webhook.exchange": exchange,
@@ -493,7 +479,6 @@ async def test_a_webhook_that_is_coming_in_is_finished(
 async def both(
     launcher: Launcher, canaries: Canaries, session_service: Service
 ) -> tuple[Running, str]:
-    """Start both roles in one process."""
     name = unique("both")
     settings = _worker_settings(session_service, canaries, name) | {
         "webhook.exchange": f"{name}.events",
@@ -506,7 +491,6 @@ async def both(
 async def test_all_sends(
     both: tuple[Running, str], amqp: Amqp, canaries: Canaries, service: Service
 ) -> None:
-    """The role `all` sends requests."""
     _, name = both
     request = canaries.request()
     await amqp.publish(name, json.dumps(request).encode())
@@ -517,7 +501,6 @@ async def test_all_sends(
 async def test_all_receives(
     both: tuple[Running, str], amqp: Amqp, canaries: Canaries, http: httpx.AsyncClient
 ) -> None:
-    """The role `all` publishes webhooks."""
     role, name = both
     body = canaries.text().encode()
 
@@ -530,7 +513,6 @@ async def test_all_receives(
 
 
 async def test_all_shows_both_roles(both: tuple[Running, str]) -> None:
-    """The role `all` has the metrics of both roles on one admin port."""
     text = (await both[0].ask("/metrics")).text
 
     assert "sms_bridge_worker_consumer_up" in text
@@ -594,7 +576,6 @@ WRONG: dict[str, tuple[str, Mapping[str, object], list[str]]] = {
 
 @pytest.fixture(scope="module")
 async def refusals() -> dict[str, CompletedProcess[bytes]]:
-    """Start a role with each of the wrong configurations."""
     base = {**WORKER, **WEBHOOK, "admin.port": "0"}
     return await run_programs(
         {name: ([role], {**base, **wrong}) for name, (role, wrong, _) in WRONG.items()}
@@ -605,7 +586,6 @@ async def refusals() -> dict[str, CompletedProcess[bytes]]:
 async def test_a_wrong_set_up_is_told(
     refusals: dict[str, CompletedProcess[bytes]], name: str, canaries: Canaries
 ) -> None:
-    """A wrong configuration ends the start with 2 and a line for each fault that names the key."""
     result, named = refusals[name], WRONG[name][2]
     lines = result.stderr.decode().splitlines()
     missing = [key for key in named if not any(key in line for line in lines)]
@@ -617,7 +597,6 @@ async def test_a_wrong_set_up_is_told(
 
 @pytest.fixture(scope="module")
 async def check_refusals() -> dict[str, CompletedProcess[bytes]]:
-    """Check each of the wrong configurations."""
     base = {**WORKER, **WEBHOOK, "admin.port": "0"}
     roles = {name: () if role == "all" else ("--role", role) for name, (role, *_) in WRONG.items()}
     # Without a role's secrets `check` takes it for one that is not to run.
@@ -665,7 +644,6 @@ async def test_a_taken_port_is_told(key: str, amqp_url: str) -> None:
 async def test_a_wrong_password_is_told(
     launcher: Launcher, amqp_url: str, canaries: Canaries, session_service: Service
 ) -> None:
-    """A password that the broker refuses is told as such, and tried again."""
     url = URL(amqp_url).with_password(canaries.password)
     settings = _worker_settings(session_service, canaries, unique("refused"))
     worker = launcher.start("worker", settings={**settings, "rabbitmq.url": str(url)})
@@ -696,10 +674,6 @@ async def test_a_stuck_event_loop_is_not_alive(
     monkeypatch: pytest.MonkeyPatch,
     role: str,
 ) -> None:
-    """A role whose event loop is stuck gives no probe an answer, and does again afterwards.
-
-    Takes the 5 s that a probe waits for its answer.
-    """
     (tmp_path / "sitecustomize.py").write_text(STICKS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     settings = _worker_settings(session_service, canaries, unique("stuck"))
@@ -754,7 +728,6 @@ async def test_a_client_library_that_passes_the_wire_by_is_told(
     role: str,
     client: str,
 ) -> None:
-    """With a library that ignores our stream a role is not ready, says what to do, tries again."""
     if (wire, client) == ("plain", ANOTHER_STREAM):
         pytest.skip("it does no harm to this wire, which test_plain_wire.py shows")
     (tmp_path / "sitecustomize.py").write_text(client)
@@ -789,7 +762,6 @@ async def test_a_virtual_host_that_cannot_be_used_is_told(
     vhost: str,
     said: str,
 ) -> None:
-    """A virtual host that is not there, or not for this user, is told as a refused login."""
     add = 'rabbit_auth_backend_internal:add_user(<<"stranger">>, <<"guest">>, <<"test">>).'
     with contextlib.suppress(BrokerError):  # it is there
         await asyncio.to_thread(managed_broker.ctl, "eval", add)
@@ -807,7 +779,6 @@ async def test_a_virtual_host_that_cannot_be_used_is_told(
 
 
 async def test_a_certificate_file_that_is_not_there_is_told(amqp_url: str, tmp_path: Path) -> None:
-    """A file of rabbitmq.tls that cannot be used is named with its setting, as a fault of TLS."""
     missing = tmp_path / "ca.pem"
     url = str(URL(amqp_url).with_scheme("amqps"))
     settings = RabbitMQSettings.model_validate({"url": url, "tls": {"ca_file": str(missing)}})
@@ -820,13 +791,11 @@ async def test_a_certificate_file_that_is_not_there_is_told(amqp_url: str, tmp_p
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a certificate of 127.0.0.1, with its key beside it."""
     return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture(scope="module")
 async def tls_port(amqp_url: str, certificate: Path) -> AsyncIterator[int]:
-    """Put TLS in front of the broker, and give the port."""
     broker = URL(amqp_url)
 
     async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -873,7 +842,6 @@ async def test_a_broker_over_tls(
     host: str,
     tls: dict[str, object],
 ) -> None:
-    """A worker takes, sends and dead-letters over TLS, large messages too."""
     canaries, queue, large = launcher.canaries, unique("tls"), os.urandom(300_000)
     request = canaries.request()
     settings = {**_worker_settings(service, canaries, queue), **tls}
@@ -901,7 +869,6 @@ async def test_a_certificate_that_is_not_the_brokers_is_told(
     host: str,
     is_trusted: bool,  # noqa: FBT001  a parameter of the test
 ) -> None:
-    """A broker whose certificate is not trusted, or is another's, is not connected to."""
     settings = _worker_settings(session_service, launcher.canaries, unique("untrusted"))
     trust = {"rabbitmq.tls.ca_file": str(certificate)} if is_trusted else {}
     worker = await _start_over_tls(launcher, tls_port, host, settings | trust)
@@ -914,7 +881,6 @@ async def test_a_certificate_that_is_not_the_brokers_is_told(
 async def test_a_queue_that_a_publisher_has_declared_is_used(
     launcher: Launcher, amqp: Amqp, canaries: Canaries, session_service: Service
 ) -> None:
-    """A worker starts with a main queue of another kind, on one connection, and says so once."""
     queue, request = unique("foreign"), canaries.request()
     await amqp.channel.declare_queue(queue, durable=True, arguments={"x-max-priority": 5})
     settings = _worker_settings(session_service, canaries, queue)
@@ -945,7 +911,6 @@ class Verified:
 async def verified(
     launcher: Launcher, amqp: Amqp, canaries: Canaries, session_service: Service
 ) -> Verified:
-    """Start a worker in `verify`: first without queues, then with a wrong one, then with all."""
     queue = unique("verified")
     settings = _worker_settings(session_service, canaries, queue)
     worker = launcher.start("worker", settings={**settings, "rabbitmq.topology": "verify"})
@@ -983,29 +948,24 @@ async def verified(
 
 
 async def test_verify_creates_nothing_and_names_the_remedy(verified: Verified) -> None:
-    """In `verify` a missing queue is named together with what to do about it."""
     assert verified.queue in verified.while_missing
     assert "rabbitmq.topology" in verified.while_missing
 
 
 async def test_verify_is_not_ready_without_its_queues(verified: Verified) -> None:
-    """A worker whose queue is missing is not ready."""
     assert verified.readiness == 503
 
 
 async def test_verify_names_the_difference(verified: Verified) -> None:
-    """In `verify` a queue with other arguments is named, and so is the argument."""
     assert verified.queue in verified.while_wrong
     assert "x-queue-type" in verified.while_wrong
 
 
 async def test_verify_is_ready_when_the_queues_are_there(verified: Verified) -> None:
-    """A worker in `verify` starts by itself when somebody has created its queues."""
     assert (await verified.worker.ask("/readyz")).status_code == 200
 
 
 async def test_an_operator_may_remove_a_queue_for_good(verified: Verified, amqp_url: str) -> None:
-    """In `verify` a queue that was deleted under the worker is not created again."""
     dead = dead_queue(verified.queue)
 
     async def has_missed(queue: str) -> bool:

@@ -31,7 +31,6 @@ class OddService:
     counts: Counter[str] = field(default_factory=Counter)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one request."""
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         headers = {
             name.lower(): value.strip()
@@ -73,7 +72,6 @@ class Line:
     queue: str
 
     async def outcome_of(self, request: dict[str, str]) -> dict[str, Any]:
-        """Publish a request and return its outcome event."""
         replies = await self.amqp.channel.declare_queue(exclusive=True)
         properties = {"message_id": uuid.uuid4().hex, "reply_to": replies.name}
         await self.amqp.publish(self.queue, json.dumps(request).encode(), **properties)
@@ -81,7 +79,6 @@ class Line:
         return outcome
 
     async def end_of(self, request: dict[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Publish a request; return the headers of its dead letter, and its line in the log."""
         message_id = uuid.uuid4().hex
         await self.amqp.publish(self.queue, json.dumps(request).encode(), message_id=message_id)
         letter = await self.amqp.take(f"{self.queue}.dead", message_id=message_id)
@@ -151,7 +148,6 @@ OTHER: dict[str, bytes] = {
 async def test_answer_that_fits_no_rule(
     line: Line, odd_service: OddService, canaries: Canaries, odd: str
 ) -> None:
-    """It is uncertain; the log has its status, its code if it is one, and nothing else of it."""
     request, (form, code) = canaries.request(), ODD[odd]
     to, text = request["to"], request["text"]
     body = form.format(to=to, text=text, end=to[-6:], word=text.partition(" ")[0])
@@ -242,7 +238,6 @@ async def test_what_looks_like_a_status_line_is_no_yes(
 async def test_web_pages_behind_a_yes_are_told(
     launcher: Launcher, amqp: Amqp, amqp_url: str, canaries: Canaries, odd_service: OddService
 ) -> None:
-    """Where any 2xx counts as sent they do, and log, metric and `check --online` tell of them."""
     queue = unique("pages")
     api = {"sms_api.base_url": odd_service.url, "sms_api.key": canaries.key}
     settings = {"worker.queue": queue, **api}

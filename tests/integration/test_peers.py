@@ -27,8 +27,6 @@ from tests.integration.conftest import SECONDS, Amqp, connected, eventually, uni
 
 
 async def until(check: Callable[[], object], what: str) -> None:
-    """Return when something is so."""
-
     async def look() -> bool:
         return bool(check())
 
@@ -80,8 +78,6 @@ class Colleague:
 
 @asynccontextmanager
 async def at_work(colleague: Colleague, url: str) -> AsyncIterator[Connection]:
-    """Have it speak beside whatever else its connection serves."""
-
     async def serve(_connection: Connection) -> None:
         await asyncio.Event().wait()
 
@@ -102,7 +98,6 @@ def queue() -> str:
 
 @asynccontextmanager
 async def team(queue: str, url: str, size: int) -> AsyncIterator[list[Colleague]]:
-    """Put so many to work that all have heard each other."""
     async with AsyncExitStack() as stack:
         colleagues = [Colleague(queue) for _ in range(size)]
         for one in colleagues:
@@ -127,7 +122,6 @@ async def test_what_one_says_all_others_hear(amqp_url: str, queue: str) -> None:
 async def test_the_first_of_all_waits_for_nobody(
     amqp_url: str, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker whose exchange was not there begins at once, not when others could have answered."""
     for name in ("ACQUAINTING_SECONDS", "MOST_ACQUAINTING_SECONDS"):
         monkeypatch.setattr(f"bridge.worker.cluster.exchange.{name}", 3600)
     first = Colleague(queue)
@@ -138,7 +132,6 @@ async def test_the_first_of_all_waits_for_nobody(
 async def test_who_comes_later_waits_for_answers(
     amqp_url: str, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker that finds the exchange has heard the others by the time that it begins."""
     for name in ("ALONE_SECONDS", "MOST_ACQUAINTING_SECONDS"):
         monkeypatch.setattr(f"bridge.worker.cluster.exchange.{name}", 3600)
     async with team(queue, amqp_url, 1) as (first,):
@@ -164,7 +157,6 @@ async def test_each_beat_carries_what_is_told_beside(amqp_url: str, queue: str) 
 async def test_one_of_an_earlier_version_is_answered(
     amqp: Amqp, amqp_url: str, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hello that names no queue is answered where all hear it; beats follow each second."""
     monkeypatch.setattr("bridge.worker.cluster.exchange.LOOK_SECONDS", 3600)
     async with team(queue, amqp_url, 1) as (first,):
         await first.until_up()
@@ -198,7 +190,6 @@ async def test_who_leaves_is_gone_at_once_and_stays_silent(amqp_url: str, queue:
 
 
 async def test_who_leaves_without_a_connection_waits_for_one(amqp_url: str, queue: str) -> None:
-    """Its bye is said when the connection is back: nobody waits for a worker that has ended."""
     async with team(queue, amqp_url, 1) as (second,):
         first = Colleague(queue)
         async with at_work(first, amqp_url):
@@ -225,7 +216,6 @@ async def test_who_leaves_waits_no_longer_than_it_may(amqp_url: str, queue: str)
 
 
 async def test_what_no_worker_says_is_counted(amqp: Amqp, amqp_url: str, queue: str) -> None:
-    """Rubbish on the exchange, and facts that do not fit, are counted and do no harm."""
     async with team(queue, amqp_url, 2) as (first, second):
         exchange = await amqp.channel.get_exchange(f"{queue}.workers", ensure=False)
         told = {"worker_id": second.peers.worker_id, "kind": "word", "facts": {"text": 1}}
@@ -237,7 +227,6 @@ async def test_what_no_worker_says_is_counted(amqp: Amqp, amqp_url: str, queue: 
 
 
 async def test_nothing_is_left_on_the_broker(amqp_url: str, queue: str) -> None:
-    """The exchange goes with the last worker."""
     async with team(queue, amqp_url, 2):
         assert await exchange_is_there(amqp_url, f"{queue}.workers")
 
@@ -248,7 +237,6 @@ async def test_nothing_is_left_on_the_broker(amqp_url: str, queue: str) -> None:
 
 
 async def test_what_could_not_be_said_can_be_told_later(managed_broker: Broker, queue: str) -> None:
-    """When it joins, and when an alarm of the broker ends, a worker may tell what peers missed."""
     async with team(queue, managed_broker.url, 1) as (first,):
         second = Colleague(queue)
         second.peers.when_heard(lambda: second.peers.tell(Word(text="told again")))
@@ -275,10 +263,6 @@ async def test_where_coordination_is_off_nothing_is_declared(amqp_url: str, queu
 async def test_a_worker_that_may_not_join_stands_alone_and_says_so(
     amqp: Amqp, amqp_url: str, queue: str
 ) -> None:
-    """It is warned of once, with the remedy; it joins once that has been done.
-
-    Takes as long as a worker waits before it tries again.
-    """
     in_the_way = await amqp.channel.declare_exchange(f"{queue}.workers", "topic", durable=True)
     alone = Colleague(queue)
     with listening() as ears:
@@ -301,10 +285,6 @@ async def test_a_worker_that_may_not_join_stands_alone_and_says_so(
 async def test_a_worker_whose_place_was_deleted_takes_a_new_one(
     amqp: Amqp, amqp_url: str, queue: str
 ) -> None:
-    """Whoever deletes the exchange makes the workers deaf for some seconds, not for ever.
-
-    Takes those seconds.
-    """
     async with team(queue, amqp_url, 2) as (first, second):
         exchange = await amqp.channel.get_exchange(f"{queue}.workers", ensure=False)
         await exchange.delete()
@@ -318,7 +298,6 @@ async def test_a_worker_whose_place_was_deleted_takes_a_new_one(
 async def test_who_joins_again_leaves_nothing_behind(
     amqp_url: str, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker that had no time to speak hears all once, through one queue on one channel."""
     alone = Colleague(queue)
     async with at_work(alone, amqp_url) as connection:
         assert connection.transport is not None
@@ -341,7 +320,6 @@ async def test_who_joins_again_leaves_nothing_behind(
 async def test_who_may_not_join_leaves_nothing_behind(
     managed_broker: Broker, queue: str, write: str, read: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of tries to join that are refused on the way no queue is left, and one warning is given."""
     monkeypatch.setattr(peers_exchange, "REFUSED_SECONDS", 0.1)
     # As it is, only sooner.
     assert fanout.QUEUE_ARGUMENTS["x-expires"] <= 60_000

@@ -70,7 +70,6 @@ async def test_a_client_library_that_passes_the_other_wire_by_does_no_harm(
     monkeypatch: pytest.MonkeyPatch,
     role: str,
 ) -> None:
-    """With a library that ignores the stream of the other wire a role is on this one, and works."""
     (tmp_path / "sitecustomize.py").write_text(ANOTHER_STREAM)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     settings = _worker_settings(session_service, canaries, unique("plain"))

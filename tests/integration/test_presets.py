@@ -56,7 +56,6 @@ class Line:
         return str(self.settings["worker.queue"])
 
     async def outcome(self, request: dict[str, str]) -> dict[str, Any]:
-        """Publish a send request and return its outcome event."""
         replies = await self.amqp.channel.declare_queue(exclusive=True)
         properties = {"message_id": uuid.uuid4().hex, "reply_to": replies.name}
         await self.amqp.publish(self.queue, json.dumps(request).encode(), **properties)
@@ -75,8 +74,6 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 async def printed(sandbox: Running) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the settings and the endpoint that a sandbox prints when it has started."""
-
     async def look() -> str | None:
         assert sandbox.child.exit_code is None, sandbox.child.tail()
         found = re.search(r"configuration:\n\n(.+)\n\n", sandbox.output, re.DOTALL)
@@ -91,7 +88,6 @@ async def printed(sandbox: Running) -> tuple[dict[str, Any], dict[str, Any]]:
 async def lines(
     launcher: Launcher, amqp: Amqp, amqp_url: str, canaries: Canaries, http: httpx.AsyncClient
 ) -> dict[Preset, Line]:
-    """Start a receiver, and a sandbox and a worker for each preset; 21 processes take seconds."""
     (port,) = free_ports(1)
     hooks = f"http://127.0.0.1:{port}/webhooks"
     exchange = unique("events")
@@ -127,19 +123,16 @@ async def lines(
 
 @pytest.fixture(params=PLAYED)
 def line(request: pytest.FixtureRequest, lines: dict[Preset, Line]) -> Line:
-    """Lend the line of one preset."""
     return lines[request.param]
 
 
 def answer_of(preset: Preset, name: str) -> ServiceAnswer:
-    """Return a documented answer."""
     answer = PlayedService(preset).fault_answer(name, None)
     assert answer is not None
     return answer
 
 
 async def test_a_message_gets_the_services_id(line: Line) -> None:
-    """What is sent arrives as it was, and the outcome event has the id that the service gave."""
     request = line.canaries.request()
     outcome = await line.outcome(request)
     (message,) = await line.service.messages(request["to"])
@@ -162,7 +155,6 @@ async def test_commands_are_content(lines: dict[Preset, Line]) -> None:
 
 
 async def test_a_refusal_has_the_services_code(line: Line) -> None:
-    """What the service refuses is a dead letter with its status, and its code where it has any."""
     request, refusal = line.canaries.request(), answer_of(line.preset, "refused")
     await line.service.misbehave({"to": request["to"], "answer": refusal.means})
     outcome = await line.outcome(request)
@@ -174,7 +166,6 @@ async def test_a_refusal_has_the_services_code(line: Line) -> None:
 
 
 async def test_what_comes_too_fast_is_sent_later(line: Line) -> None:
-    """An answer that says too fast burns no attempt: the message is sent when it is time."""
     request = line.canaries.request()
     too_fast: dict[str, object] = {"answer": "slow_down"}
     if line.preset in WITHOUT_SLOW_DOWN:
@@ -190,7 +181,6 @@ async def test_what_comes_too_fast_is_sent_later(line: Line) -> None:
 
 
 async def test_a_reply_reaches_the_exchange(line: Line, http: httpx.AsyncClient) -> None:
-    """A reply from a phone is signed as the service does, and a forged one is refused."""
     reply = {"from": line.canaries.number(), "text": line.canaries.text()}
     url = f"{line.service.url}/sandbox/replies"
     good = await http.post(url, json=reply)
@@ -208,7 +198,6 @@ async def test_a_reply_reaches_the_exchange(line: Line, http: httpx.AsyncClient)
 async def test_a_receipt_says_what_became_of_a_message(
     line: Line, delivery: str, http: httpx.AsyncClient
 ) -> None:
-    """It is known for one, by the service's id and, where the service echoes it, by ours."""
     request = line.canaries.request()
     outcome = await line.outcome(request)
     order = {"to": request["to"], "delivery": delivery}
@@ -223,5 +212,4 @@ async def test_a_receipt_says_what_became_of_a_message(
 
 
 def received(preset: Preset) -> str:
-    """Return the type that the event of a reply has."""
     return str(next(one["type"] for one in documented_webhooks(preset) if "delivery" not in one))

@@ -63,8 +63,6 @@ class Seen:
 
 
 async def all_sent(worker: Running, count: int) -> None:
-    """Return when the worker has counted so many messages as sent."""
-
     async def is_so() -> bool:
         name = "sms_bridge_worker_messages_processed_total"
         return await worker.metric(name, outcome="sent") == count
@@ -73,8 +71,6 @@ async def all_sent(worker: Running, count: int) -> None:
 
 
 async def until_scraped(prometheus: Prometheus) -> None:
-    """Return when both roles are scraped, every rule was evaluated, and the queues were read."""
-
     async def is_so() -> bool:
         up = await prometheus.query("up == 1")
         read = await prometheus.query("sms_bridge_worker_queue_stats_timestamp_seconds > 0")
@@ -153,12 +149,10 @@ async def seen(
 
 
 def admin_address(role: Running) -> str:
-    """Return where a role is scraped."""
     return f"127.0.0.1:{role.logged('started')[0]['admin_port']}"
 
 
 async def firing_with(prometheus: Prometheus, name: str) -> dict[str, dict[str, Any]] | None:
-    """Return what fires, once an alert of this name does."""
     firing = await prometheus.firing()
     return firing if name in firing else None
 
@@ -166,7 +160,6 @@ async def firing_with(prometheus: Prometheus, name: str) -> dict[str, dict[str, 
 async def firing_without(
     prometheus: Prometheus, name: str
 ) -> tuple[dict[str, dict[str, Any]]] | None:
-    """Return what fires, once no alert of this name does."""
     firing = await prometheus.firing()
     return None if name in firing else (firing,)
 
@@ -192,7 +185,6 @@ async def test_an_outage_of_the_service_is_seen(seen: Seen) -> None:
 
 
 async def test_nobody_is_sent_the_wrong_way(seen: Seen) -> None:
-    """No alert blames the set-up, the broker or the webhook receiver for it."""
     blamed = {
         "SmsBridgeWorkerPaused",
         "SmsBridgeWorkerStoresNothing",

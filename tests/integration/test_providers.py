@@ -33,7 +33,6 @@ class Twilio:
     answers: dict[str, tuple[int, dict[str, Any]]] = field(default_factory=dict)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one request and close."""
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         first_line, *lines = head.split("\r\n")[:-2]
         headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
@@ -79,7 +78,6 @@ class Line:
     settings: dict[str, Any]
 
     async def outcome(self, request: dict[str, str], message_id: str) -> dict[str, Any]:
-        """Publish a send request and return its outcome event."""
         replies = await self.amqp.channel.declare_queue(exclusive=True)
         properties = {"message_id": message_id, "reply_to": replies.name}
         await self.amqp.publish(self.queue, json.dumps(request).encode(), **properties)
@@ -92,7 +90,6 @@ class Line:
 async def line(
     launcher: Launcher, amqp: Amqp, amqp_url: str, canaries: Canaries, twilio: Twilio
 ) -> Line:
-    """Start the worker."""
     queue = unique("twilio")
     settings: dict[str, Any] = {
         "rabbitmq.url": amqp_url,
@@ -108,7 +105,6 @@ async def line(
 
 
 async def test_a_request_is_sent_in_the_services_shape(line: Line, twilio: Twilio) -> None:
-    """Path, login and fields are Twilio's, and the id in its answer is in the outcome event."""
     request = line.canaries.request()
     outcome = await line.outcome(request, uuid.uuid4().hex)
     ((first_line, headers, members),) = twilio.found(request["to"])
@@ -124,7 +120,6 @@ async def test_a_request_is_sent_in_the_services_shape(line: Line, twilio: Twili
 
 
 async def test_why_it_was_refused_is_told(line: Line, twilio: Twilio) -> None:
-    """Code and meaning are in event, log, metric, dead letter and `dlq list`; no text of theirs."""
     request, message_id = line.canaries.request(), uuid.uuid4().hex
     twilio.refuse(request["to"], 400, 21610)
     outcome = await line.outcome(request, message_id)

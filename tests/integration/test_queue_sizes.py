@@ -21,7 +21,6 @@ EVENTS = 3
 
 @asynccontextmanager
 async def connected(url: str) -> AsyncIterator[Connection]:
-    """Connect as the roles do."""
     rabbitmq = Settings.model_validate({"rabbitmq": {"url": url}}).rabbitmq
     connection = await open_connection(rabbitmq, SecretStr(url), name="test")
     async with connection:
@@ -30,7 +29,6 @@ async def connected(url: str) -> AsyncIterator[Connection]:
 
 @pytest.fixture
 async def queue(amqp: Amqp) -> AsyncIterator[str]:
-    """Make a queue in which events wait for nobody."""
     name = unique("unread")
     await amqp.channel.declare_queue(name, durable=True)
     for _ in range(EVENTS):
@@ -40,7 +38,6 @@ async def queue(amqp: Amqp) -> AsyncIterator[str]:
 
 
 def shown(registry: Registry, metric: str, queue: str) -> float | None:
-    """Return what a gauge of the webhook receiver shows for a queue."""
     return registry.get_sample_value(f"sms_bridge_webhook_{metric}", {"queue": queue})
 
 
@@ -53,7 +50,6 @@ async def test_a_queue_that_is_not_there_is_empty(amqp_url: str) -> None:
 
 
 async def test_events_that_nobody_takes_are_seen(amqp_url: str, queue: str) -> None:
-    """While it serves, the webhook receiver shows how many events wait and that nobody reads."""
     registry = new_registry()
     metrics = WebhookMetrics(registry, paths=["/"], event_types=[], queues=[queue])
     metrics.queue_consumers.labels(queue).set(1)
@@ -75,8 +71,6 @@ async def test_events_that_nobody_takes_are_seen(amqp_url: str, queue: str) -> N
 
 
 async def test_without_a_queue_nothing_is_watched() -> None:
-    """With `webhook.queue: null` the receiver serves as ever."""
-
     async def serve(_connection: Connection) -> None:
         pass
 

@@ -25,7 +25,6 @@ VHOST = "readme"
 
 
 def _blocks(page: str, language: str = "sh") -> list[str]:
-    """Return what a page shows of a language, in its order."""
     text = (ROOT / page).read_text(encoding="utf-8")
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
@@ -97,17 +96,13 @@ async def test_the_first_message_goes_out_and_events_come_in(
 
 
 def _names_in(folder: Path) -> set[str]:
-    """Return what is in a checkout, as .gitignore would name it."""
     return {f"/{path.name}" for path in folder.iterdir()}
 
 
 async def test_a_configuration_is_made_and_a_message_sent(
     broker: Broker, folder: Path, service: Service, canaries: Canaries
 ) -> None:
-    """Who copies the commands below "Run it", and answers, has a bridge that sends.
-
-    It takes seconds for five programs that start in turn, and Python with each.
-    """
+    """Who copies the commands below "Run it", and answers, has a bridge that sends."""
     (_, run_it) = _blocks("README.md")
     assert run_it.count("sms-bridge all &") == 1
     script, environ = _on_free_ports(run_it, make_environ({}) | {"COLUMNS": "200"})
@@ -141,7 +136,6 @@ async def test_a_configuration_is_made_and_a_message_sent(
 
 
 def test_settings_can_be_given_as_the_page_shows(tmp_path: Path) -> None:
-    """What the page of the settings shows as a file, and as variables over it, is taken."""
     (text,) = _blocks("docs/configuration.md", "yaml")
     (script,) = _blocks("docs/configuration.md")
     (tmp_path / "config.yaml").write_text(text, encoding="utf-8")

@@ -37,7 +37,6 @@ class Vonage:
     requests: list[dict[str, Any]] = field(default_factory=list)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one request and close."""
         head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
         length = int(head.partition("content-length:")[2].split()[0])
         self.requests.append(json.loads(await reader.readexactly(length)))
@@ -54,7 +53,6 @@ class Vonage:
 
     @staticmethod
     def receipt(status: str, **members: Any) -> bytes:
-        """Make a status callback from what is documented."""
         webhooks = documented_webhooks("vonage")
         example = next(one["body"] for one in webhooks if one["body"].get("status") == status)
         return json.dumps({**example, **members}).encode()
@@ -88,17 +86,14 @@ class Line:
         return str(self.settings["worker.queue"])
 
     async def post(self, body: bytes) -> int:
-        """Post a signed webhook; return the status of the answer."""
         headers = {SIGNATURE: self.canaries.sign(body)}
         answer = await self.http.post(self.bridge.webhook_url, content=body, headers=headers)
         return answer.status_code
 
     async def event(self, body: bytes) -> AbstractIncomingMessage:
-        """Return the event of a body from the queue of events."""
         return await self.amqp.take(str(self.settings["webhook.queue"]), body=body)
 
     async def outcome(self, **wanted: object) -> tuple[str, dict[str, Any]]:
-        """Return the next outcome event with these members: its routing key and its body."""
         while True:
             message = await self.amqp.take(self.outcomes)
             event = json.loads(message.body)
@@ -140,12 +135,10 @@ async def line(
 
 
 def headers_of(event: AbstractIncomingMessage) -> list[Any]:
-    """Return the headers of a receipt, None where there is none."""
     return [event.headers.get(f"sms-bridge-{name}") for name in RECEIPT_HEADERS]
 
 
 async def test_the_publisher_finds_his_message(line: Line, vonage: Vonage) -> None:
-    """The id of a request comes back with its receipt, in the event and on the exchange."""
     message_id = uuid.uuid4().hex
     body = json.dumps(line.canaries.request()).encode()
     await line.amqp.publish(line.queue, body, message_id=message_id)
@@ -173,7 +166,6 @@ async def test_the_publisher_finds_his_message(line: Line, vonage: Vonage) -> No
 
 
 async def test_what_was_accepted_need_not_be_delivered(line: Line, vonage: Vonage) -> None:
-    """A receipt that says no is told as well; one on the way is an event only."""
     message_id = uuid.uuid4().hex
     pending = vonage.receipt("submitted", client_ref=message_id)
     failed = vonage.receipt("rejected", client_ref=message_id)
@@ -188,7 +180,6 @@ async def test_what_was_accepted_need_not_be_delivered(line: Line, vonage: Vonag
 async def test_a_receipt_without_a_reference_has_the_providers_id(
     line: Line, vonage: Vonage
 ) -> None:
-    """A reference that is no text, or that there is none, keeps no receipt from being told."""
     for reference in (None, ["order-1"], line.canaries.number(), 7.5):
         receipt = vonage.receipt("delivered", message_uuid="m-1", client_ref=reference)
 
@@ -199,7 +190,6 @@ async def test_a_receipt_without_a_reference_has_the_providers_id(
 
 
 async def test_what_a_full_queue_refuses_comes_with_the_repeat(line: Line, vonage: Vonage) -> None:
-    """An outcome that is not stored is 503; the repeat has it stored, and the event once only."""
     full = await line.amqp.channel.declare_queue(
         exclusive=True, arguments={"x-max-length": 1, "x-overflow": "reject-publish"}
     )
@@ -223,7 +213,6 @@ async def test_what_a_full_queue_refuses_comes_with_the_repeat(line: Line, vonag
 
 
 async def test_only_the_receiver_may_need_the_exchange(line: Line) -> None:
-    """The webhook receiver by itself declares the exchange of outcomes; without receipts not."""
     shown = ("topology", "show", "--role", "webhook", "--format", "json")
     with_receipts = await run_program(*shown, settings=line.settings)
     without = await run_program(*shown, settings={**line.settings, "webhook.preset": "generic"})
@@ -257,7 +246,6 @@ async def test_listen_shows_what_a_receipt_says(
 
 
 async def test_what_is_published_is_what_the_contract_says(line: Line, vonage: Vonage) -> None:
-    """Outcomes of receipts are valid by `schema asyncapi`."""
     printed = await run_program("schema", "asyncapi", settings=line.settings)
     messages = json.loads(printed.stdout)["components"]["messages"]
     receipt = vonage.receipt("delivered", message_uuid="m-4", client_ref=None)

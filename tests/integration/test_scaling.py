@@ -37,20 +37,14 @@ async def stand(managed_broker: Broker, guard: Guard, tmp_path: Path) -> AsyncIt
 
 
 async def test_from_none_to_several_and_back(stand: Stand) -> None:
-    """Workers come for what waits and for what comes due, and none that goes takes anything along.
-
-    Takes the seconds of the broker's reports, and those of a retry that comes due without a worker.
-    """
+    """Workers come for what waits and what comes due; none that goes takes a message along."""
     finding = await play(stand, SMALL)
 
     assert finding.broken == []
 
 
 async def test_a_request_in_flight_keeps_its_worker(stand: Stand) -> None:
-    """A worker that holds all there is does not look idle, however long the service takes.
-
-    Takes the seconds of the service, more than the cooldown and two reports of the broker.
-    """
+    """A worker that holds all there is does not look idle, however long the service takes."""
     async with stand.rig() as rig, deployed(rig, SMALL) as deployment:
         stand.service.misbehave({"latency_seconds": SLOW_SECONDS})
         numbers = await rig.publish(1)

@@ -52,20 +52,16 @@ class Line:
     queue: str
 
     async def publish(self, **properties: Any) -> str:
-        """Publish a request; return its number."""
         request = self.canaries.request()
         await self.amqp.publish(self.queue, json.dumps(request).encode(), **properties)
         return request["to"]
 
     async def post(self, body: bytes, *, secret: str | None = None, **headers: str) -> int:
-        """Post a webhook; return the status of the answer."""
         url = f"{self.bridge.webhook_url}/{ACCOUNT}"
         signed = {SIGNATURE: self.canaries.sign(body, secret), **headers}
         return (await self.http.post(url, content=body, headers=signed)).status_code
 
     async def until_spans(self, count: int, **wanted: str) -> list[Received]:
-        """Wait for `count` spans with these values, and return them in order of time."""
-
         async def look() -> list[Received] | None:
             found = [
                 span
@@ -78,7 +74,6 @@ class Line:
         return sorted(found, key=lambda span: span.started_at)
 
     async def posted(self, to: str, count: int) -> list[dict[str, str]]:
-        """Wait for `count` POSTs for a number, and return their headers."""
         await self.service.until_requested(to, count)
         return await self.service.headers(to)
 
@@ -92,7 +87,6 @@ async def line(
     session_service: Service,
     amqp: Amqp,
 ) -> AsyncIterator[Line]:
-    """Start both roles in one process, and the receiver of their spans."""
     canaries, http = launcher.canaries, launcher.http
     if request.param == "collector" and not COLLECTOR.exists():
         pytest.skip("the OpenTelemetry Collector is not built: make otel-collector, with Go")
@@ -132,7 +126,6 @@ async def line(
 
 
 def start_collector(port: int, receiver: Receiver, log: Path, guard: Guard) -> Child:
-    """Start the OpenTelemetry Collector, which forwards spans at once."""
     configuration = {
         "receivers": {"otlp": {"protocols": {"http": {"endpoint": f"127.0.0.1:{port}"}}}},
         "exporters": {"otlphttp": {"endpoint": receiver.url, "compression": "none"}},
@@ -146,8 +139,6 @@ def start_collector(port: int, receiver: Receiver, log: Path, guard: Guard) -> C
 
 
 async def until_listening(port: int, collector: Child) -> None:
-    """Wait until the collector accepts connections."""
-
     async def is_open() -> bool:
         assert collector.exit_code is None, collector.tail()
         with socket.socket() as tried:
@@ -157,12 +148,10 @@ async def until_listening(port: int, collector: Child) -> None:
 
 
 def link_to(span: Received) -> tuple[str, str]:
-    """Return the ids in a link to a span."""
     return span.trace_id, span.span_id
 
 
 async def test_from_the_publisher_to_the_api(line: Line) -> None:
-    """The delivery is a child of the publisher's span, and the POST one of the delivery."""
     message_id = uuid.uuid4().hex
     to = await line.publish(
         message_id=message_id, headers={"traceparent": SAMPLED, "tracestate": "vendor=1"}
@@ -201,7 +190,6 @@ async def test_from_the_publisher_to_the_api(line: Line) -> None:
 
 @pytest.mark.parametrize("is_publishers", [True, False], ids=["of the publisher", "of ours"])
 async def test_over_a_retry_queue(line: Line, *, is_publishers: bool) -> None:
-    """A retried delivery links to the one before it and is in the same trace."""
     trace_id, message_id = uuid.uuid4().hex, uuid.uuid4().hex
     headers = {"traceparent": f"00-{trace_id}-{PUBLISHER}-01"} if is_publishers else None
     await line.service.misbehave({"count": 1, "status": 503})
@@ -225,7 +213,6 @@ async def test_over_a_retry_queue(line: Line, *, is_publishers: bool) -> None:
 
 
 async def test_a_dead_letter_is_an_error(line: Line) -> None:
-    """The span of a dead letter has the reason, and the dead letter carries the trace on."""
     trace_id, message_id = uuid.uuid4().hex, uuid.uuid4().hex
     headers = {"traceparent": f"00-{trace_id}-{PUBLISHER}-01"}
     await line.amqp.publish(line.queue, b"no request", message_id=message_id, headers=headers)
@@ -239,7 +226,6 @@ async def test_a_dead_letter_is_an_error(line: Line) -> None:
 
 
 async def test_an_unsampled_trace_is_passed_on(line: Line) -> None:
-    """A publisher's decision against sampling is kept: no span, and the same header."""
     to = await line.publish(headers={"traceparent": UNSAMPLED})
     (sent,) = await line.posted(to, 1)
     await line.publish(headers={"traceparent": SAMPLED.replace(TRACE_ID, "6" * 32)})
@@ -250,7 +236,6 @@ async def test_an_unsampled_trace_is_passed_on(line: Line) -> None:
 
 
 async def test_from_the_webhook_to_the_event(line: Line) -> None:
-    """The event carries the span of its publish, which is a child of the webhook's."""
     trace_id, event_id = uuid.uuid4().hex, uuid.uuid4().hex
     body = json.dumps({"type": "message.received", "id": event_id}).encode()
     given = {"traceparent": f"00-{trace_id}-{PUBLISHER}-01"}
@@ -292,7 +277,6 @@ async def test_a_stranger_writes_no_spans(line: Line) -> None:
 
 
 async def test_latencies_name_a_trace(line: Line) -> None:
-    """OpenMetrics pages have exemplars with trace ids; plain text pages have none."""
     trace_id = uuid.uuid4().hex
     await line.publish(headers={"traceparent": f"00-{trace_id}-{PUBLISHER}-01"})
     await line.until_spans(2, trace_id=trace_id)
@@ -318,7 +302,6 @@ async def test_latencies_name_a_trace(line: Line) -> None:
 async def test_without_an_endpoint_nothing_is_loaded(
     launcher: Launcher, service: Service, canaries: Canaries, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Roles without a collector load neither OpenTelemetry nor its dependencies."""
     settings = {
         "worker.queue": unique("untraced"),
         "sms_api.base_url": service.url,

@@ -8,10 +8,6 @@ from tests.integration.conftest import Amqp, Canaries, Launcher, Service, unique
 async def test_what_waits_on_an_earlier_ladder_is_sent(
     launcher: Launcher, amqp: Amqp, canaries: Canaries, service: Service
 ) -> None:
-    """Other delays are other queues: what waits in an old one comes back, and the queue stays.
-
-    Takes the five seconds of the old step, long enough to stop a worker meanwhile.
-    """
     request, queue = canaries.request(), unique("upgrade")
     settings: dict[str, object] = {
         "worker.queue": queue,

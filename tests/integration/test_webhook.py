@@ -50,19 +50,16 @@ class Line:
         return json.dumps({"type": "message.received", "data": data} | members).encode()
 
     async def post(self, body: bytes, **headers: str) -> httpx.Response:
-        """Post a signed webhook."""
         signed = {SIGNATURE: self.canaries.sign(body), **headers}
         return await self.post_as(body, list(signed.items()))
 
     async def post_as(
         self, body: bytes, headers: Sequence[tuple[str, str | bytes]]
     ) -> httpx.Response:
-        """Post a body with these headers and no signature of ours."""
         pairs = [(k.encode(), v if isinstance(v, bytes) else v.encode()) for k, v in headers]
         return await self.http.post(self.webhook.webhook_url, content=body, headers=pairs)
 
     async def published(self, body: bytes) -> AbstractIncomingMessage:
-        """Return the event of a body from the queue."""
         return await self.amqp.take(self.exchange, body=body)
 
     async def heard(self, body: bytes, **headers: str) -> AbstractIncomingMessage:
@@ -72,7 +69,6 @@ class Line:
         return await self.published(body)
 
     async def count(self, body: bytes) -> int:
-        """Count the events of a body in the queue, and drop them all."""
         source = await self.amqp.channel.get_queue(self.exchange, ensure=False)
         found = 0
         while (message := await source.get(fail=False, no_ack=True)) is not None:
@@ -116,7 +112,6 @@ class FileLine(Line):
         fresh.replace(self.folder / f"secret-{number}")
 
     async def accepts(self, secret: str) -> bool:
-        """Say whether a signature with this secret is taken for valid."""
         body = self.event()
         answer = await self.post_as(body, [(SIGNATURE, self.canaries.sign(body, secret))])
         return answer.status_code != 401
@@ -130,7 +125,6 @@ async def file_line(
     http: httpx.AsyncClient,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> FileLine:
-    """Start a receiver with secret files and no queue."""
     exchange = unique("files")
     folder = tmp_path_factory.mktemp("secrets")
     settings = {
@@ -160,7 +154,6 @@ async def test_a_webhook_is_published(line: Line) -> None:
 
 
 async def test_an_event_has_its_properties(line: Line) -> None:
-    """An event is persistent JSON with type, time of receipt and an id of its own."""
     event = await line.heard(line.event())
     age = datetime.now(UTC) - (event.timestamp or datetime.min.replace(tzinfo=UTC))
 
@@ -173,7 +166,6 @@ async def test_an_event_has_its_properties(line: Line) -> None:
 
 
 async def test_each_publish_has_its_own_id(line: Line) -> None:
-    """Two publishes never share a message_id, not even those of one body."""
     body = line.event()
     first, second = await line.heard(body), await line.heard(body)
 
@@ -181,7 +173,6 @@ async def test_each_publish_has_its_own_id(line: Line) -> None:
 
 
 async def test_an_event_has_its_headers_and_no_others(line: Line) -> None:
-    """An event carries the digest of its body, the provider's id, the trace, and nothing else."""
     body = line.event(id="evt-headers")
     event = await line.heard(body, traceparent=TRACE, tracestate="vendor=1", Cookie="a=b")
 
@@ -215,7 +206,6 @@ async def test_an_event_has_its_headers_and_no_others(line: Line) -> None:
     ],
 )
 async def test_the_type_is_the_routing_key(line: Line, kind: str, routing_key: str) -> None:
-    """The type is the routing key when it may be one, else `other`; the property has it anyway."""
     event = await line.heard(line.event(type=kind))
 
     assert (event.routing_key, event.type or "") == (routing_key, kind)
@@ -253,7 +243,6 @@ async def test_a_long_type_is_cut(line: Line, kind: str, expected: str) -> None:
     ],
 )
 async def test_what_is_authentic_is_never_refused(line: Line, body: bytes) -> None:
-    """A verified body that is no event is answered 200 and goes out under `unparsed`."""
     answer = await line.post(body)
     event = await line.published(body)
 
@@ -273,7 +262,6 @@ async def test_what_is_authentic_is_never_refused(line: Line, body: bytes) -> No
 async def test_a_body_that_is_no_json_keeps_its_content_type(
     line: Line, given: str | None, kept: str | None
 ) -> None:
-    """A subscriber is told what the service said of a body that is not JSON."""
     headers = {} if given is None else {"Content-Type": given}
     event = await line.heard(b"From=%2B49170&Body=" + uuid.uuid4().hex.encode(), **headers)
 
@@ -307,7 +295,6 @@ async def test_an_odd_event_keeps_its_type_and_id(line: Line, rest: bytes) -> No
 
 
 async def test_a_type_that_is_not_configured_is_not_logged(line: Line) -> None:
-    """A number for a type is the routing key, and in no log: the search for canaries finds none."""
     number = line.canaries.number().removeprefix("+")
     event = await line.heard(line.event(type=number))
     await line.webhook.until_logged("webhook", type="other")
@@ -356,7 +343,6 @@ def _with_id(value: object) -> str:
 async def test_the_event_id_is_the_first_that_fits(
     line: Line, body: str, event_id: str | None
 ) -> None:
-    """The event id is the first value of the pointers that may be one, else it is left out."""
     event = await line.heard(body.encode())
 
     assert event.headers.get("sms-bridge-event-id") == event_id
@@ -364,7 +350,6 @@ async def test_the_event_id_is_the_first_that_fits(
 
 @pytest.mark.parametrize("trace", ["Zikadensommer", "00-" + "0" * 20, ""], ids=str)
 async def test_a_broken_trace_is_left_out(line: Line, trace: str) -> None:
-    """A trace header that is none is not passed on."""
     event = await line.heard(line.event(), traceparent=trace, tracestate="vendor=1")
 
     assert not {"traceparent", "tracestate"} & event.headers.keys()
@@ -374,7 +359,6 @@ async def test_a_broken_trace_is_left_out(line: Line, trace: str) -> None:
 
 
 async def test_a_repeat_with_an_id_is_published_once(line: Line) -> None:
-    """An event that has an id is published once, and each repeat is answered 200."""
     body = line.event(id=uuid.uuid4().hex)
     answers = [(await line.post(body)).status_code for _ in range(3)]
 
@@ -420,7 +404,6 @@ def _forms(canaries: Canaries, body: bytes) -> dict[str, str]:
     "form", ["hex", "upper-case", "prefix", "base64", "prefix-base64", "second-secret"]
 )
 async def test_a_valid_signature_is_accepted(line: Line, form: str) -> None:
-    """HMAC-SHA256 of the raw body passes in hex or base64, with a prefix, under each secret."""
     body = line.event()
     answer = await line.post_as(body, [(SIGNATURE, _forms(line.canaries, body)[form])])
 
@@ -499,7 +482,6 @@ async def _post_too_much(line: Line) -> httpx.Response:
     ids=["401", "404", "405", "413", "431"],
 )
 async def test_an_error_is_a_problem(line: Line, provoke: Any, status: int) -> None:
-    """The body of an error is a problem after RFC 9457, with title and status only."""
     answer = await provoke(line)
     problem = answer.json()
 
@@ -523,14 +505,12 @@ async def test_another_path_is_not_found(line: Line, path: str) -> None:
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS"])
 async def test_another_method_is_not_allowed(line: Line, method: str) -> None:
-    """Every method but POST is answered 405, which names POST."""
     answer = await line.http.request(method, line.webhook.webhook_url)
 
     assert (answer.status_code, answer.headers.get("allow")) == (405, "POST")
 
 
 async def test_the_largest_body_is_accepted(line: Line) -> None:
-    """A body of exactly max_body_bytes is taken."""
     frame = len(line.event(x=""))
     body = line.event(x="x" * (MAX_BODY_BYTES - frame))
 
@@ -545,7 +525,6 @@ async def _in_chunks(body: bytes) -> AsyncIterator[bytes]:
 
 @pytest.mark.parametrize("has_length", [True, False], ids=["content-length", "chunked"])
 async def test_a_body_over_the_limit_is_refused(line: Line, *, has_length: bool) -> None:
-    """A body over max_body_bytes is answered 413, whether or not its length was announced."""
     body = b"x" * (MAX_BODY_BYTES + 1)
     answer = await line.http.post(
         line.webhook.webhook_url,
@@ -557,7 +536,6 @@ async def test_a_body_over_the_limit_is_refused(line: Line, *, has_length: bool)
 
 
 async def _converse(line: Line, *parts: bytes, seconds: float) -> bytes:
-    """Send bytes on a connection of its own and return all that comes until it is closed."""
     host, port = "127.0.0.1", httpx.URL(line.webhook.webhook_url).port
     reader, writer = await asyncio.open_connection(host, port)
     try:
@@ -576,7 +554,6 @@ HEAD = b"POST /webhooks HTTP/1.1\r\nHost: localhost\r\n"
 
 
 async def test_an_announced_body_over_the_limit_is_refused_unread(line: Line) -> None:
-    """A Content-Length over the limit is answered before any of the body has come."""
     head = HEAD + b"Content-Length: %d\r\n\r\n" % (MAX_BODY_BYTES + 1)
     answer = await _converse(line, head, seconds=10)
 
@@ -596,7 +573,6 @@ async def test_an_announced_body_over_the_limit_is_refused_unread(line: Line) ->
 async def test_a_body_that_nobody_wants_is_not_waited_for(
     line: Line, line_and_host: bytes, status: int, expect: bytes
 ) -> None:
-    """What its header condemns is answered before its body has come, and without `100 Continue`."""
     head = line_and_host + expect + b"Content-Length: 100\r\n\r\n"
     answer = await _converse(line, head, seconds=10)
 
@@ -610,7 +586,6 @@ async def test_a_body_that_nobody_wants_is_not_waited_for(
     ids=["content-length", "chunked"],
 )
 async def test_a_body_that_does_not_come_times_out(line: Line, framing: bytes) -> None:
-    """A body that is not complete in time is answered 408, and the connection is closed."""
     signed = HEAD + f"{SIGNATURE}: {'0' * 64}\r\n".encode()
     answer = await _converse(line, signed + framing, seconds=BODY_SECONDS + 5)
 
@@ -636,7 +611,6 @@ async def test_a_body_that_does_not_come_times_out(line: Line, framing: bytes) -
     ],
 )
 async def test_malformed_http_is_refused(line: Line, parts: list[bytes]) -> None:
-    """Malformed HTTP, two lengths above all, is answered 400 and the connection is closed."""
     answer = await _converse(line, *parts, seconds=10)
 
     assert answer.startswith(b"HTTP/1.1 400 ")
@@ -646,7 +620,6 @@ async def test_malformed_http_is_refused(line: Line, parts: list[bytes]) -> None
     "part", [b"", b"POST /web", HEAD + b"X-Half: a"], ids=["silent", "half-line", "half-header"]
 )
 async def test_an_idle_connection_is_closed(line: Line, part: bytes) -> None:
-    """A connection that brings no whole header in time is closed."""
     started = asyncio.get_running_loop().time()
     await _converse(line, part, seconds=IDLE_SECONDS + 8)
 
@@ -679,7 +652,6 @@ async def test_an_event_that_was_not_accepted_is_no_repeat(file_line: FileLine, 
 
 
 async def test_every_secret_file_counts(file_line: FileLine) -> None:
-    """A signature under any of the secrets in the files is valid."""
     accepted = [await file_line.accepts(secret) for secret in file_line.secrets.values()]
 
     assert accepted == [True, True]
@@ -689,7 +661,6 @@ async def test_every_secret_file_counts(file_line: FileLine) -> None:
 async def test_the_metric_tells_which_secret_signed(
     file_line: FileLine, number: int, key: str
 ) -> None:
-    """Whoever rotates a secret sees whether anything is still signed with the previous one."""
     name = "sms_bridge_webhook_signature_verifications_total"
 
     async def count() -> list[float]:
@@ -706,7 +677,6 @@ async def test_the_metric_tells_which_secret_signed(
 
 @pytest.fixture(scope="module")
 async def rotated(file_line: FileLine) -> list[str]:
-    """Put new secrets in both files, and return the old ones once a new one is in use."""
     old = list(file_line.secrets.values())
     for number in file_line.secrets:
         file_line.write_secret(number, f"{file_line.canaries.secret}-new-{number}")
@@ -718,7 +688,6 @@ async def rotated(file_line: FileLine) -> list[str]:
 async def test_a_secret_is_rotated_without_a_restart(
     file_line: FileLine, rotated: list[str]
 ) -> None:
-    """Secrets that are written to the files are accepted soon."""
     accepted = [await file_line.accepts(secret) for secret in file_line.secrets.values()]
 
     assert rotated
@@ -726,15 +695,10 @@ async def test_a_secret_is_rotated_without_a_restart(
 
 
 async def test_a_secret_that_is_gone_is_refused(file_line: FileLine, rotated: list[str]) -> None:
-    """A secret that is in no file any more is accepted no more."""
     assert [await file_line.accepts(secret) for secret in rotated] == [False, False]
 
 
 async def test_an_empty_secret_file_changes_nothing(file_line: FileLine) -> None:
-    """A file that becomes empty leaves the last good secret in use.
-
-    Takes up to 5 s: so often are secrets read again.
-    """
     last = file_line.secrets[0]
     await eventually(lambda: file_line.accepts(last), what="the last secret", seconds=15)
     failed = "sms_bridge_secret_reloads_total"

@@ -48,7 +48,6 @@ class Services:
     async def text(
         self, text: str, *, query: str = "", url: str = TWILIO_URL
     ) -> tuple[httpx.Response, bytes]:
-        """Have a person's text sent by Twilio, signed by its own library."""
         token = uuid.uuid4().hex
         form = {
             "AccountSid": ACCOUNT,
@@ -72,13 +71,11 @@ class Services:
         return await self.call(path, body, headers), body
 
     def vonage(self, body: bytes, **claims: Any) -> str:
-        """Sign as Vonage does."""
         says = {"iat": int(time.time()), "jti": uuid.uuid4().hex, "iss": "Vonage"}
         says |= {"payload_hash": hashlib.sha256(body).hexdigest()}
         return jwt.encode(says | claims, self.secret, algorithm="HS256")
 
     def sinch(self, body: bytes, *, at: float, secret: str | None = None) -> dict[str, str]:
-        """Sign as Sinch does."""
         nonce, now = uuid.uuid4().hex, str(int(at))
         content = body + f".{nonce}.{now}".encode()
         digest = hmac.digest((secret or self.secret).encode(), content, "sha256")
@@ -89,7 +86,6 @@ class Services:
         }
 
     async def counted(self, name: str, **labels: str) -> float:
-        """Return what the receiver has counted."""
         return await self.webhook.metric(name, **labels)
 
 
@@ -97,7 +93,6 @@ class Services:
 async def services(
     launcher: Launcher, amqp: Amqp, canaries: Canaries, http: httpx.AsyncClient
 ) -> Services:
-    """Start a receiver with an endpoint for each service."""
     exchange, secret = unique("services"), canaries.secret + "-long-enough-for-a-token"
     paths = {"twilio": {"public_url": TWILIO_URL}, "vonage": {}, "sinch": {}}
     endpoints: list[dict[str, Any]] = [
@@ -161,7 +156,6 @@ async def test_twilio_reads_an_answer_with_a_type(services: Services) -> None:
 
 @pytest.mark.parametrize("query", ["template=OrderBody", "FromCountry=US", "a=1&To=+12025550199"])
 async def test_a_query_of_names_is_taken(services: Services, query: str) -> None:
-    """What Twilio has signed is taken, whatever names of parameters the query holds."""
     answer, body = await services.text("YES", query=query)
 
     assert answer.status_code == 200
@@ -186,7 +180,6 @@ async def test_a_text_of_names_is_taken(services: Services, text: str) -> None:
 
 
 async def test_twilio_may_sign_the_port(services: Services) -> None:
-    """The address with its usual port is tried beside the one without, and no other."""
     usual, body = await services.text("YES", url=TWILIO_URL.replace(".com/", ".com:443/"))
     other, _ = await services.text("YES", url=TWILIO_URL.replace(".com/", ".com:444/"))
 
@@ -232,10 +225,6 @@ async def test_vonage_writes_bearer_as_it_likes(services: Services) -> None:
 
 
 async def test_what_a_service_would_lose_by_a_401_is_503(services: Services) -> None:
-    """No signature, an unreadable one, or a right one of another time is asked for again.
-
-    A wrong signature is 401, stale or not; and all of them are counted as what they are.
-    """
     body = json.dumps({"type": "mo_text", "id": uuid.uuid4().hex}).encode()
     now = time.time()
     cases: dict[str, tuple[str, dict[str, str], int, str]] = {
@@ -288,10 +277,6 @@ async def test_what_a_service_would_lose_by_a_401_is_503(services: Services) -> 
 
 
 async def test_a_gzipped_body_is_read_and_stays_as_it_is(services: Services) -> None:
-    """Type, id, receipt and its code are read from what gzip holds; the event is what was signed.
-
-    What inflates to too much, or is no gzip, goes out as `unparsed`.
-    """
     outcomes = await services.amqp.channel.declare_queue(unique("heard"), exclusive=True)
     await outcomes.bind(f"{services.exchange}.outcome", "#")
     document = {"type": "message.status", "status": "undelivered", "sid": "SM1", "code": "30003"}
@@ -337,7 +322,6 @@ async def test_bird_signs_time_address_and_digest(services: Services) -> None:
 
 
 async def test_a_load_balancer_may_ask_the_public_port(services: Services) -> None:
-    """`webhook.health_path` is 200 and empty to GET and HEAD, and nothing else is there."""
     for method, status in (("GET", 200), ("HEAD", 200), ("POST", 405), ("PUT", 405)):
         answer = await services.call("/", b"", {}, method=method)
         assert answer.status_code == status, method
@@ -352,7 +336,6 @@ async def test_a_load_balancer_may_ask_the_public_port(services: Services) -> No
 async def test_a_wrong_secret_is_told(
     launcher: Launcher, canaries: Canaries, http: httpx.AsyncClient
 ) -> None:
-    """The log names the endpoint and what to do once, and `check --online` says it, too."""
     exchange = unique("refused")
     settings: dict[str, Any] = {
         "webhook.exchange": exchange,

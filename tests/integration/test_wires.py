@@ -60,7 +60,6 @@ def chosen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 @pytest.fixture
 async def queue(amqp: Amqp) -> AsyncIterator[str]:
-    """Lend a queue."""
     name = unique("wires")
     await amqp.channel.declare_queue(name, durable=True)
     yield name
@@ -82,14 +81,11 @@ class Consumption:
         properties: Properties,
         body: Body,
     ) -> None:
-        """Write down a delivery."""
         self.taken.append(
             Taken(delivery_tag, redelivered, properties.message_id, properties.headers, body)
         )
 
     async def until(self, count: int) -> list[Taken]:
-        """Return what was given, once it is so much."""
-
         async def is_there() -> bool:
             return len(self.taken) >= count
 
@@ -97,14 +93,12 @@ class Consumption:
         return self.taken
 
     def ack(self, *deliveries: Taken) -> None:
-        """Ack these."""
         for delivery in deliveries:
             self.connection.wire.ack(self.channel, delivery.delivery_tag)
 
 
 @asynccontextmanager
 async def consuming(connection: Connection, queue: str) -> AsyncIterator[Consumption]:
-    """Consume from a queue."""
     ours = Consumption(connection, await open_channel(connection))
     with connection.wire.deliveries(ours.channel, ours.take) as callback:
         await ours.channel.basic_qos(prefetch_count=1000)
@@ -114,14 +108,12 @@ async def consuming(connection: Connection, queue: str) -> AsyncIterator[Consump
 
 @asynccontextmanager
 async def publishing(connection: Connection) -> AsyncIterator[tuple[Channel, PublishingChannel]]:
-    """Publish on a channel of its own."""
     channel = await open_channel(connection, confirms=True)
     with connection.wire.publishing(channel) as ours:
         yield channel, ours
 
 
 def put(ours: PublishingChannel, queue: str, **changed: Any) -> "asyncio.Future[Confirm]":
-    """Publish a message to a queue."""
     body = changed.pop("body", b"hello")
     changed.setdefault("message_id", uuid.uuid4().hex)
     properties = Properties(delivery_mode=2, **changed)
@@ -135,7 +127,6 @@ async def told(*confirms: "asyncio.Future[Confirm]") -> list[Confirm]:
 
 
 async def test_the_environment_chooses(chosen: str, connection: Connection) -> None:
-    """The connection has the wire that the environment names, and it is open."""
     assert type(connection.wire) is WIRES[chosen]
     assert (connection.wire.name, connection.wire.is_open) == (chosen, True)
 
@@ -144,7 +135,6 @@ async def test_the_environment_chooses(chosen: str, connection: Connection) -> N
 
 
 async def test_deliveries_come_in_order(connection: Connection, queue: str, amqp: Amqp) -> None:
-    """Each comes with its tag, properties and body, whatever its size, in the queue's order."""
     bodies = [b"", b"hello", bytes(300_000), *(b"%d" % number for number in range(100))]
     for number, body in enumerate(bodies):
         await amqp.publish(queue, body, message_id=str(number), headers={"n": number})
@@ -160,7 +150,6 @@ async def test_deliveries_come_in_order(connection: Connection, queue: str, amqp
 async def test_what_is_acked_is_gone_and_the_rest_comes_again(
     amqp_url: str, queue: str, amqp: Amqp
 ) -> None:
-    """Acks in any order hold; what was not acked is redelivered, and told as that."""
     for number in range(200):
         await amqp.publish(queue, b"", message_id=str(number))
     async with connected(amqp_url) as connection, consuming(connection, queue) as ours:
@@ -180,7 +169,6 @@ async def test_what_is_acked_is_gone_and_the_rest_comes_again(
 async def test_nothing_is_taken_behind_the_block(
     connection: Connection, queue: str, amqp: Amqp
 ) -> None:
-    """What is delivered when nobody takes it any more is left to the broker."""
     async with consuming(connection, queue) as ours:
         await amqp.publish(queue, b"first")
         (first,) = await ours.until(1)
@@ -229,7 +217,6 @@ def memory() -> Iterator[Callable[[], int]]:
 async def test_what_the_broker_does_not_read_is_told_with_all_that_it_takes(
     managed_broker: Broker, memory: Callable[[], int]
 ) -> None:
-    """While the broker hangs, what is unwritten is no less than what publishing holds."""
     async with connected(managed_broker.url) as connection, publishing(connection) as (_, ours):
         assert await told(put(ours, "nowhere")) == ["returned"]
         before = memory()
@@ -254,7 +241,6 @@ async def test_what_the_broker_does_not_read_is_told_with_all_that_it_takes(
 async def test_publishes_are_confirmed_and_arrive(
     connection: Connection, queue: str, amqp: Amqp
 ) -> None:
-    """Many at once are each confirmed, and are in the queue in the order of their publishing."""
     bodies = [b"", bytes(300_000), *(b"%d" % number for number in range(300))]
     async with publishing(connection) as (_, ours):
         confirms = [put(ours, queue, body=body, headers={"n": 1}) for body in bodies]
@@ -270,7 +256,6 @@ async def test_publishes_are_confirmed_and_arrive(
 
 
 async def test_each_is_told_its_own(connection: Connection, queue: str, amqp: Amqp) -> None:
-    """Among publishes that are confirmed, those that no queue takes, or one refuses, are told."""
     full = unique("full")
     arguments: Any = {"x-max-length": 0, "x-overflow": "reject-publish"}
     await amqp.channel.declare_queue(full, durable=True, arguments=arguments)
@@ -284,7 +269,6 @@ async def test_each_is_told_its_own(connection: Connection, queue: str, amqp: Am
 
 
 async def test_a_return_without_an_id_is_told(connection: Connection, queue: str) -> None:
-    """A message without an id is no less returned."""
     async with publishing(connection) as (_, ours):
         for key, outcome in ((f"{queue}.missing", "returned"), (queue, "confirmed")):
             properties = Properties(delivery_mode=2)
@@ -314,7 +298,6 @@ async def test_a_message_in_flight_is_known_by_its_id(connection: Connection, qu
 async def test_what_does_not_fit_is_refused_before_it_is_sent(
     connection: Connection, queue: str, field: str
 ) -> None:
-    """What would end the connection raises, and the next publish is confirmed."""
     async with publishing(connection) as (_, ours):
         key = "x" * 256 if field == "routing key" else queue
         headers = {"x": "x" * ours.max_properties_bytes} if field == "headers" else {}
@@ -326,7 +309,6 @@ async def test_what_does_not_fit_is_refused_before_it_is_sent(
 
 @pytest.mark.parametrize("chosen", ["plain"], indirect=True)
 async def test_an_id_that_is_made_up_has_to_fit_too(connection: Connection, queue: str) -> None:
-    """It would not fit the frame of the headers: that one is refused, and ends nothing."""
     async with publishing(connection) as (_, ours):
         # Around the text: the flags, the table, its name and its type; then the mode and the id.
         most = ours.max_properties_bytes - 2 - 4 - 2 - 5 - 1 - 33
@@ -339,7 +321,6 @@ async def test_an_id_that_is_made_up_has_to_fit_too(connection: Connection, queu
 
 
 async def test_the_end_of_a_channel_is_an_error(connection: Connection, queue: str) -> None:
-    """What the broker has said nothing of when it closes the channel is told as an error."""
     async with publishing(connection) as (channel, ours):
         properties = Properties(message_id="m")
         lost = ours.publish(b"", exchange=unique("no"), routing_key="", properties=properties)

@@ -50,16 +50,13 @@ class Line:
     queue: str
 
     def request(self, **members: str) -> dict[str, str]:
-        """Make up a send request."""
         return self.canaries.request(**members)
 
     async def publish(self, request: object, **properties: Any) -> None:
-        """Publish a send request; bytes go out as they are."""
         body = request if isinstance(request, bytes) else json.dumps(request).encode()
         await self.amqp.publish(self.queue, body, **properties)
 
     async def outcome(self, request: object, **properties: Any) -> dict[str, Any]:
-        """Publish a send request and return its outcome event."""
         async with self.replies() as replies:
             mark = uuid.uuid4().hex
             await self.publish(request, reply_to=replies, correlation_id=mark, **properties)
@@ -79,7 +76,6 @@ class Line:
     async def dead_letter(
         self, request: object, **properties: Any
     ) -> aio_pika.abc.AbstractIncomingMessage:
-        """Publish a send request and return the dead letter that becomes of it."""
         properties.setdefault("message_id", uuid.uuid4().hex)
         await self.publish(request, **properties)
         return await self.amqp.take(f"{self.queue}.dead", message_id=properties["message_id"])
@@ -135,7 +131,6 @@ class Recorder:
     answers: dict[str, tuple[int, bytes]] = field(default_factory=dict)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one request and close."""
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         first_line, *lines = head.split("\r\n")[:-2]
         headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
@@ -155,7 +150,6 @@ class Recorder:
 
 @pytest.fixture(scope="module")
 async def recorder() -> AsyncIterator[Recorder]:
-    """Run a recording SMS service."""
     ours = Recorder()
     server = await asyncio.start_server(ours.serve, "127.0.0.1", 0)
     ours.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/prefix/"
@@ -211,7 +205,6 @@ async def locked(
     start_service: StartService,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Locked:
-    """Start a worker with the wrong key in its file, and give it a request."""
     service = await start_service(f"{canaries.key}-new")
     queue = unique("locked")
     request = canaries.request()
@@ -235,7 +228,6 @@ async def locked(
 
 
 async def test_a_rejected_key_pauses_the_worker(locked: Locked) -> None:
-    """A 401 pauses the worker, and the gauge says why."""
     reason = {"reason": "credentials_rejected"}
     await locked.line.worker.until_metric("sms_bridge_worker_paused", 1, **reason)
 
@@ -243,7 +235,6 @@ async def test_a_rejected_key_pauses_the_worker(locked: Locked) -> None:
 
 
 async def test_a_paused_worker_stays_ready(locked: Locked) -> None:
-    """A pause is no reason to take the worker out of service; /readyz says that, and why."""
     await locked.service.until_requested(locked.to, 2)
     answer = await locked.line.worker.ask("/readyz")
 
@@ -277,7 +268,6 @@ async def test_a_paused_worker_stays_ready(locked: Locked) -> None:
 
 
 async def test_a_request_is_sent(line: Line, service: Service) -> None:
-    """A request reaches the service as it was published, with the message id as its key."""
     request = line.request()
     message_id = uuid.uuid4().hex
     await line.publish(request, message_id=message_id)
@@ -288,7 +278,6 @@ async def test_a_request_is_sent(line: Line, service: Service) -> None:
 
 
 async def test_the_post_is_exact(other_line: Line, recorder: Recorder) -> None:
-    """One POST goes to the path under the base URL, with key, content type and trace."""
     request = other_line.request()
     headers = {"traceparent": TRACE, "tracestate": "vendor=1"}
     await other_line.outcome(request, message_id="order-1", headers=headers)
@@ -307,7 +296,6 @@ async def test_the_post_is_exact(other_line: Line, recorder: Recorder) -> None:
 
 
 async def test_the_default_sender_is_filled_in(other_line: Line, recorder: Recorder) -> None:
-    """A request without `from` goes out under worker.default_from."""
     request = other_line.request()
     del request["from"]
     await other_line.outcome(request)
@@ -333,7 +321,6 @@ async def test_extra_members_are_forwarded_when_so_set(
     ids=["unicode", "longest", "control", "quotes"],
 )
 async def test_a_text_arrives_as_it_was(line: Line, service: Service, text: str) -> None:
-    """What is in the text does not matter."""
     request = line.request(text=text)
     await line.publish(request)
 
@@ -354,7 +341,6 @@ async def test_a_text_arrives_as_it_was(line: Line, service: Service, text: str)
 async def test_a_message_id_becomes_a_header(
     line: Line, service: Service, message_id: str, *, as_it_is: bool
 ) -> None:
-    """A message id is sent as it is if it is visible ASCII without an escape, else encoded."""
     request = line.request()
     await line.publish(request, message_id=message_id)
     key = (await service.until_sent(request["to"]))["idempotency_key"]
@@ -363,7 +349,6 @@ async def test_a_message_id_becomes_a_header(
 
 
 async def test_a_message_without_an_id_keeps_one_key(line: Line, service: Service) -> None:
-    """The key that the worker makes up is the same in every attempt."""
     request = line.request()
     await service.misbehave({"to": request["to"], "count": 1, "status": 503})
     await line.publish(request)
@@ -385,7 +370,6 @@ async def test_equal_messages_without_an_id_are_two(line: Line, service: Service
 
 
 async def test_a_repeated_message_id_is_posted_once(line: Line, service: Service) -> None:
-    """The same message under the same id, published twice, is one SMS."""
     request = line.request()
     message_id = uuid.uuid4().hex
     before = await line.settled()
@@ -436,7 +420,6 @@ NOT_REQUESTS: dict[str, tuple[bytes, str]] = {
 
 @pytest.fixture(params=list(NOT_REQUESTS))
 def not_a_request(request: pytest.FixtureRequest, canaries: Canaries) -> tuple[bytes, str]:
-    """Make a body that is no send request, and name the field to blame."""
     body, blamed = NOT_REQUESTS[request.param]
     values = {b"to": canaries.number().encode(), b"long": b"Zikadensommer" * 3}
     values[b"huge"] = b"Zikadensommer" * 124
@@ -446,7 +429,6 @@ def not_a_request(request: pytest.FixtureRequest, canaries: Canaries) -> tuple[b
 
 
 async def test_what_is_no_request_is_kept(line: Line, not_a_request: tuple[bytes, str]) -> None:
-    """A body that is no send request becomes a dead letter, byte for byte, that names the field."""
     body, blamed = not_a_request
     letter = await line.dead_letter(body)
     detail = str(letter.headers["sms-bridge-detail"])
@@ -472,7 +454,6 @@ async def test_what_is_no_request_is_kept(line: Line, not_a_request: tuple[bytes
     ids=["words", "no-date", "negative", "no-zone", "list", "policy", "policy-number", "table"],
 )
 async def test_an_unreadable_header_is_named(line: Line, header: str, value: object) -> None:
-    """A header that cannot be read makes the message invalid, and the detail names it."""
     letter = await line.dead_letter(line.request(), headers={header: value})
     detail = str(letter.headers["sms-bridge-detail"])
 
@@ -482,7 +463,6 @@ async def test_an_unreadable_header_is_named(line: Line, header: str, value: obj
 
 
 async def test_a_misspelt_header_is_told(line: Line, service: Service) -> None:
-    """A misspelt expiry makes the message invalid, and nothing is sent."""
     request = line.request()
     letter = await line.dead_letter(request, headers={"sms-bridge-expire-at": 1})
 
@@ -495,7 +475,6 @@ async def test_a_misspelt_header_is_told(line: Line, service: Service) -> None:
 
 
 async def test_a_dead_letter_keeps_its_properties(line: Line) -> None:
-    """A dead letter has the properties and headers that the publisher gave."""
     properties = {
         "message_id": uuid.uuid4().hex,
         "correlation_id": "correlation",
@@ -541,7 +520,6 @@ async def test_a_dead_letter_loses_what_would_lose_it(line: Line) -> None:
 
 
 async def test_a_dead_letter_tells_its_story(line: Line, service: Service) -> None:
-    """A dead letter says why, how often it was tried, what was answered and when it died."""
     request = line.request()
     await service.misbehave({"to": request["to"], "status": 422})
     started = datetime.now(UTC)
@@ -571,7 +549,6 @@ async def test_a_refused_message_is_dead(line: Line, service: Service, status: i
 async def test_an_ambiguous_status_between_acceptances_is_about_the_message(
     line: Line, service: Service, status: int
 ) -> None:
-    """One that a message gets twice, while others are accepted, refuses it and pauses nothing."""
     request = line.request()
     pauses = await line.worker.metric("sms_bridge_worker_pauses_total")
     await service.misbehave({"to": request["to"], "status": status})
@@ -603,7 +580,6 @@ async def test_an_ambiguous_status_between_acceptances_is_about_the_message(
 async def test_a_passing_fault_is_survived(
     line: Line, service: Service, fault: dict[str, object]
 ) -> None:
-    """A message that met a passing fault is sent by a later attempt, under the same key."""
     request = line.request()
     await service.misbehave({"to": request["to"], "count": 1, **fault})
     outcome = await line.outcome(request, message_id=uuid.uuid4().hex)
@@ -624,7 +600,6 @@ async def test_the_attempts_are_used_up(line: Line, service: Service) -> None:
 
 
 async def test_uncertain_attempts_have_their_own_cap(line: Line, service: Service) -> None:
-    """After max_uncertain_attempts a message is dead as uncertain."""
     request = line.request()
     await service.misbehave({"to": request["to"], "status": 500})
     outcome = await line.outcome(request)
@@ -639,7 +614,6 @@ async def test_uncertain_attempts_have_their_own_cap(line: Line, service: Servic
 async def test_a_message_may_ask_to_be_parked(
     line: Line, service: Service, fault: dict[str, object]
 ) -> None:
-    """With on-uncertain: park the first attempt in doubt is the last."""
     request = line.request()
     await service.misbehave({"to": request["to"], **fault})
     outcome = await line.outcome(request, headers={"sms-bridge-on-uncertain": "park"})
@@ -689,8 +663,6 @@ async def test_a_fault_of_the_set_up_is_waited_for(
     """A fault of the set-up pauses the worker, which probes until it is mended, and burns nothing.
 
     The worker here gives a message three attempts.
-
-    Takes the seconds between three probes, each wait twice as long as the one before.
     """
     request = line.request()
     pauses = "sms_bridge_worker_pauses_total"
@@ -728,7 +700,6 @@ async def test_the_status_line_decides(
 
 
 async def test_a_retry_copy_is_the_message_itself(other_line: Line, recorder: Recorder) -> None:
-    """A copy on the ladder has the same body and id, and counts the attempt."""
     request, message_id = other_line.request(), uuid.uuid4().hex
     recorder.answers[request["to"]] = (408, b"")
     await other_line.publish(request, message_id=message_id)
@@ -740,7 +711,6 @@ async def test_a_retry_copy_is_the_message_itself(other_line: Line, recorder: Re
 
 
 async def test_a_retry_copy_keeps_the_expiry(other_line: Line, recorder: Recorder) -> None:
-    """An expiration would end the copy early, so it goes on as a header."""
     request, message_id = other_line.request(), uuid.uuid4().hex
     recorder.answers[request["to"]] = (408, b"")
     # Half an hour ago, by the publisher's clock, which does not matter.
@@ -772,7 +742,6 @@ async def test_a_retry_copy_keeps_the_expiry(other_line: Line, recorder: Recorde
 async def test_an_expired_message_is_never_sent(
     line: Line, service: Service, properties: dict[str, Any]
 ) -> None:
-    """What is past its own expiry is dead as expired, and nobody is texted."""
     request = line.request()
     letter = await line.dead_letter(request, **properties)
 
@@ -810,7 +779,6 @@ async def test_an_old_message_is_never_sent(other_line: Line, recorder: Recorder
 async def test_a_message_waits_for_its_time(
     line: Line, service: Service, seconds: float, form: str
 ) -> None:
-    """A message with not-before is sent then, and not earlier."""
     request = line.request()
     due = datetime.now(UTC) + timedelta(seconds=seconds)
     # A float would be a short one on the wire, up to a minute wrong.
@@ -825,7 +793,6 @@ async def test_a_message_waits_for_its_time(
 
 
 async def test_an_outcome_goes_to_reply_to(line: Line, service: Service) -> None:
-    """The outcome of a request with reply_to says what became of it, and no more."""
     request, message_id = line.request(), uuid.uuid4().hex
     outcome = await line.outcome(request, message_id=message_id)
     (message,) = await service.messages(request["to"])
@@ -843,7 +810,6 @@ async def test_an_outcome_goes_to_reply_to(line: Line, service: Service) -> None
 
 
 async def test_a_repeat_is_answered_as_the_first_was(line: Line, service: Service) -> None:
-    """Whoever repeats a message_id hears what became of the first, and that it is a repeat."""
     request, message_id = line.request(), uuid.uuid4().hex
     first = await line.outcome(request, message_id=message_id)
     repeats = [await line.outcome(request, message_id=message_id) for _ in range(2)]
@@ -854,7 +820,6 @@ async def test_a_repeat_is_answered_as_the_first_was(line: Line, service: Servic
 
 
 async def test_a_repeat_during_the_first_is_answered(line: Line, service: Service) -> None:
-    """A repeat that comes while the first is being sent is answered when that is."""
     request, message_id = line.request(), uuid.uuid4().hex
     await service.misbehave({"to": request["to"], "latency_seconds": 0.5})
     outcomes = await asyncio.gather(
@@ -869,7 +834,6 @@ async def test_a_repeat_during_the_first_is_answered(line: Line, service: Servic
 async def test_a_repeat_of_a_retried_message_counts_its_attempts(
     line: Line, service: Service
 ) -> None:
-    """The answer to a repeat has the attempts and the status of the one that was accepted."""
     request, message_id = line.request(), uuid.uuid4().hex
     await service.misbehave({"to": request["to"], "status": 500, "count": 1})
     first = await line.outcome(request, message_id=message_id)
@@ -880,7 +844,6 @@ async def test_a_repeat_of_a_retried_message_counts_its_attempts(
 
 
 async def test_a_repeat_of_a_dead_letter_is_tried_anew(line: Line, service: Service) -> None:
-    """What was not sent may be asked for again under its id, and is no duplicate."""
     request, message_id = line.request(), uuid.uuid4().hex
     await service.misbehave({"to": request["to"], "status": 400, "count": 1})
     first = await line.outcome(request, message_id=message_id)
@@ -894,7 +857,6 @@ async def test_a_repeat_of_a_dead_letter_is_tried_anew(line: Line, service: Serv
 
 
 async def test_a_repeat_of_a_dead_letter_has_all_its_tries(line: Line, service: Service) -> None:
-    """The copies of a second publish are not those of the first, though they have one id."""
     request, message_id = line.request(), uuid.uuid4().hex
     later = {"to": request["to"], "status": 503, "headers": {"Retry-After": "0"}, "count": 1}
     await service.misbehave(later, {"to": request["to"], "status": 400, "count": 1})
@@ -909,7 +871,6 @@ async def test_a_repeat_of_a_dead_letter_has_all_its_tries(line: Line, service: 
 
 
 async def test_a_reply_without_a_message_id_names_the_key(line: Line, service: Service) -> None:
-    """Without a message_id the outcome names the key that every attempt has carried."""
     request = line.request()
     await service.misbehave({"to": request["to"], "status": 500, "count": 1})
     outcome = await line.outcome(request, message_id=NO_ID)
@@ -921,7 +882,6 @@ async def test_a_reply_without_a_message_id_names_the_key(line: Line, service: S
 
 @pytest.mark.parametrize("retried", [False, True], ids=["at_once", "after_a_retry"])
 async def test_a_direct_reply(line: Line, service: Service, *, retried: bool) -> None:
-    """A reply to RabbitMQ's direct reply-to arrives, and is no publish that found no queue."""
     request, mark = line.request(), uuid.uuid4().hex
     if retried:
         await service.misbehave({"to": request["to"], "status": 500, "count": 1})
@@ -942,7 +902,6 @@ async def test_a_direct_reply(line: Line, service: Service, *, retried: bool) ->
 
 
 async def test_an_outcome_passes_the_trace_on(line: Line) -> None:
-    """The outcome carries the trace of the request."""
     async with line.replies() as replies:
         await line.publish(line.request(), reply_to=replies, headers={"traceparent": TRACE})
         outcome = await line.amqp.take(replies)
@@ -966,7 +925,6 @@ async def test_a_missing_reply_queue_does_no_harm(line: Line, service: Service) 
 async def test_outcomes_go_to_the_exchange(
     other_line: Line, body: bytes | None, routing_key: str
 ) -> None:
-    """With worker.outcome_exchange set every finished request is told, by its outcome."""
     message_id = uuid.uuid4().hex
     channel = other_line.amqp.channel
     heard = await channel.declare_queue(exclusive=True)
@@ -1037,7 +995,6 @@ async def test_a_broken_property_stops_nothing(
 async def test_a_broken_property_survives_the_dead_letter_queue(
     line: Line, amqp_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A dead letter with a content type that is no UTF-8 is stored nevertheless."""
     letters = await line.amqp.channel.get_queue(f"{line.queue}.dead", ensure=False)
     await letters.purge()
     before = await line.settled()
@@ -1052,7 +1009,6 @@ async def test_a_broken_property_survives_the_dead_letter_queue(
 
 
 async def test_every_settled_message_is_somewhere(line: Line) -> None:
-    """When the queue is worked off, every message that was not sent is in the dead-letter queue."""
     dead = await line.amqp.channel.get_queue(f"{line.queue}.dead", ensure=False)
     await dead.purge()
     before = await line.settled()
@@ -1093,7 +1049,6 @@ async def test_nothing_is_acked_before_its_copy_is_stored(
 async def test_a_dead_letter_waits_for_its_queue(
     launcher: Launcher, amqp: Amqp, canaries: Canaries, service: Service
 ) -> None:
-    """A dead letter that had nowhere to go is stored when the queue is there."""
     queue = unique("waiting")
     await _declare(amqp, [queue, f"{queue}.urgent"])
     settings = {

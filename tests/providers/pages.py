@@ -79,7 +79,6 @@ def request_part(rendering: Rendering) -> str:
 
 
 def answers_part(rendering: Rendering) -> str:
-    """Make a table of the answers that are known, and one of the codes without an example."""
     examples = [answer for answer in rendering.answers if answer.status is not None]
     shown = table(
         ("The service says", "Status", "Code", "What becomes of the message"),
@@ -131,7 +130,6 @@ def _event_row(example: Mapping[str, Any], endpoint: EndpointSettings) -> tuple[
 
 
 def index_part(folder: Path) -> str:
-    """Make the table of all services."""
     return table(
         (
             "Service",

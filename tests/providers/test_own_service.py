@@ -28,7 +28,6 @@ _SHOWN: Final = re.compile(r"^```sh\n(.*?)^```\n\n```text\n(.*?)^```$", re.MULTI
 
 
 def config(page: str = PAGE, steps: int | None = None) -> str:
-    """Write config.yaml as it is after so many steps of a page, or after all."""
     laid: dict[str, Any] = {}
     for block in yaml_blocks(page)[:steps]:
         laid = lay_over(laid, yaml.safe_load(block))
@@ -37,7 +36,6 @@ def config(page: str = PAGE, steps: int | None = None) -> str:
 
 @pytest.mark.parametrize("steps", range(1, len(yaml_blocks(PAGE)) + 1))
 def test_each_step_can_be_loaded(steps: int, tmp_path: Path) -> None:
-    """Nobody is led over a configuration that does not load, and each step adds something."""
     before = settings_of(config(steps=steps - 1), tmp_path)
 
     assert settings_of(config(steps=steps), tmp_path).masked() != before.masked()
@@ -50,7 +48,6 @@ def test_each_step_can_be_loaded(steps: int, tmp_path: Path) -> None:
 def test_commands_print_what_the_page_shows(
     page: str, command: str, output: str, tmp_path: Path
 ) -> None:
-    """With the configuration of the page each command prints what stands below it."""
     settings_of(config(page), tmp_path)
     program, *words = shlex.split(command.replace("\\\n", ""))
     environment = {"SMS_BRIDGE_CONFIG": str(tmp_path / "config.yaml")}
@@ -63,7 +60,6 @@ def test_commands_print_what_the_page_shows(
 def test_a_webhook_that_is_signed_as_the_page_says_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The example is signed by the page's command, verified, and published as the page says."""
     (body,) = re.findall(r"^```json\n(.*)\n```$", PAGE, re.MULTILINE)
     (command,) = re.findall(r"^sms-bridge sign .*$", PAGE, re.MULTILINE)
     settings = settings_of(config(), tmp_path)
@@ -96,5 +92,4 @@ def test_a_webhook_that_is_signed_as_the_page_says_is_taken(
 
 @pytest.mark.parametrize("page", [PAGE, PLAIN_TEXT])
 def test_the_page_shows_commands(page: str) -> None:
-    """The page shows commands at all, so that the test above looks at something."""
     assert len(_SHOWN.findall(page)) >= 1

@@ -25,7 +25,6 @@ from tests.providers.pages import (
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, str]:
-    """Make every page anew."""
     return pages(tmp_path_factory.mktemp("secrets"))
 
 
@@ -36,7 +35,6 @@ def test_pages_say_what_the_presets_do(path: Path, made: dict[Path, str]) -> Non
 
 
 def test_every_preset_has_a_page() -> None:
-    """There is a page for each service, and one for services without a preset."""
     own = {FOLDER / "your-own-service.md", FOLDER / "plain-text.md"}
     wanted = {INDEX, *own, *map(page_of, SERVICES)}
 
@@ -45,7 +43,6 @@ def test_every_preset_has_a_page() -> None:
 
 @pytest.mark.parametrize("preset", SERVICES)
 def test_what_a_page_sets_is_all_that_the_worker_needs(preset: Preset, tmp_path: Path) -> None:
-    """With the settings of each block the worker starts, with those of the page's own service."""
     blocks = yaml_blocks(page_of(preset).read_text(encoding="utf-8"))
     settings = [settings_of(block, tmp_path).sms_api for block in blocks if "sms_api:" in block]
 
@@ -58,7 +55,6 @@ def test_what_a_page_sets_is_all_that_the_worker_needs(preset: Preset, tmp_path:
 
 @pytest.mark.parametrize("preset", SERVICES)
 def test_a_page_sets_little(preset: Preset) -> None:
-    """The first block has what the preset needs and nothing else, in five lines at most."""
     first = yaml_blocks(page_of(preset).read_text(encoding="utf-8"))[0]
     given = yaml.safe_load(first)["sms_api"]
     if "auth" in given:
@@ -72,10 +68,6 @@ def test_a_page_sets_little(preset: Preset) -> None:
 
 @pytest.mark.parametrize("preset", SERVICES)
 def test_the_endpoint_of_a_page_can_be_served(preset: Preset, tmp_path: Path) -> None:
-    """The endpoint has the page's preset, secrets, and what its way of signing needs.
-
-    An endpoint for another of its ways of signing, further down, names the scheme itself.
-    """
     blocks = yaml_blocks(page_of(preset).read_text(encoding="utf-8"))
     served = [settings_of(one, tmp_path).webhook for one in blocks if "webhook:" in one]
     endpoints = [endpoint for webhook in served for endpoint in webhook.all_endpoints]

@@ -84,7 +84,6 @@ OWN_HEADERS: Mapping[str, str] = {
 
 
 def said(request: Recorded, but: Mapping[str, str]) -> dict[str, Any]:
-    """Return what a request says, less the headers that may differ: `OWN_HEADERS`, and `but`."""
     headers = {
         name: value
         for name, value in request.headers.items()
@@ -148,7 +147,6 @@ class Service:
 
 
 async def send_ours(service: Service, stub: Stub, message: Message) -> Answer:
-    """Post a message as the worker does, and judge the answer."""
     settings = service.settings(stub)
     body = {"to": message.to, "from": message.sender, "text": message.text}
     request = parse_request(json.dumps(body).encode(), WorkerSettings())
@@ -233,7 +231,6 @@ HTML = b"<!DOCTYPE html><title>Sign in to the network</title>"
 
 
 def answers(preset: Preset) -> dict[str, Told]:
-    """Return what a service may answer: what its preset documents, and what is not meant to be."""
     documented = {
         f"documented: {one['means']}": in_json(one["status"], one["body"])
         if "body" in one

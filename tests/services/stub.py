@@ -108,7 +108,6 @@ def _handler(stub: Stub) -> type[BaseHTTPRequestHandler]:
 
 @contextmanager
 def serving(certificate: Path) -> Iterator[Stub]:
-    """Run a stub with this certificate, whose key is beside it as `key.pem`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, certificate.with_name("key.pem"))
     server = ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)

@@ -27,7 +27,6 @@ USER = "user"
 
 
 def send(stub: Stub, message: Message) -> str | None:
-    """Send with the client; the sender is the phone."""
     text = domain.TextMessage(message.text)
     with httpx.Client(timeout=GUARD_SECONDS) as http:
         client = APIClient(
@@ -45,7 +44,6 @@ def code_of(_: Exception) -> None:
 
 
 def key_in(request: Recorded) -> str:
-    """Find the key."""
     key: str = request.document["id"]
     return key
 
@@ -98,13 +96,11 @@ GATEWAY = Service(
 
 @pytest.mark.parametrize("name", MESSAGES)
 async def test_request_is_the_clients(stub: Stub, name: str) -> None:
-    """What we send is what the client sends."""
     await assert_sends_the_same(GATEWAY, stub, MESSAGES[name])
 
 
 @pytest.mark.parametrize("name", MESSAGES)
 async def test_key_is_the_id(stub: Stub, name: str) -> None:
-    """The message's key is its id, with no more characters than the gateway takes."""
     await assert_carries_the_key(GATEWAY, stub, MESSAGES[name], most_characters=36)
 
 
@@ -119,11 +115,9 @@ async def test_key_stays_with_fields_of_ones_own(stub: Stub, name: str) -> None:
 
 @pytest.mark.parametrize("name", GATEWAY.answers)
 async def test_answer_is_read_as_by_the_client(stub: Stub, name: str) -> None:
-    """What we read in an answer is what the client reads, but where we want to differ."""
     await assert_reads_the_same(GATEWAY, stub, name)
 
 
 def test_sandbox_passes_for_the_service(stub: Stub) -> None:
-    """The client sends to the sandbox as to the service, and is told the same of a wrong key."""
     assert_sandbox_takes_what_the_client_sends(GATEWAY, stub.certificate)
     assert_sandbox_refuses_the_client(GATEWAY, stub.certificate, None)

@@ -31,7 +31,6 @@ class RefusedError(Exception):
 
 
 def send(stub: Stub, message: Message) -> str | None:
-    """Send as the clients do."""
     body = {"content": message.text, "from": message.sender, "to": message.to}
     answer = httpx.post(
         f"{stub.url}/v1/messages/send",
@@ -81,23 +80,19 @@ HTTPSMS = Service(
 
 @pytest.mark.parametrize("name", MESSAGES)
 async def test_request_is_the_clients(stub: Stub, name: str) -> None:
-    """What we send is what the clients send."""
     await assert_sends_the_same(HTTPSMS, stub, MESSAGES[name])
 
 
 @pytest.mark.parametrize("name", MESSAGES)
 async def test_key_is_the_request_id(stub: Stub, name: str) -> None:
-    """The message's key is what events refer to."""
     await assert_carries_the_key(HTTPSMS, stub, MESSAGES[name], most_characters=255)
 
 
 @pytest.mark.parametrize("name", HTTPSMS.answers)
 async def test_answer_is_read_as_by_the_clients(stub: Stub, name: str) -> None:
-    """What we read in an answer is what the clients read, but where we want to differ."""
     await assert_reads_the_same(HTTPSMS, stub, name)
 
 
 def test_sandbox_passes_for_the_service(stub: Stub) -> None:
-    """The client sends to the sandbox as to the service, and is told the same of a wrong key."""
     assert_sandbox_takes_what_the_client_sends(HTTPSMS, stub.certificate)
     assert_sandbox_refuses_the_client(HTTPSMS, stub.certificate, None)

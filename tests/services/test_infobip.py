@@ -56,7 +56,6 @@ def send(stub: Stub, message: Message) -> str | None:
 
 
 def code_of(error: Exception) -> str | None:
-    """Take the name of the message's status, or the code of the request's fault."""
     if isinstance(error, NotTakenError):
         name: str | None = error.args[0]
         return name
@@ -79,14 +78,12 @@ def key_in(request: Recorded) -> str:
 
 
 def group_of(name: str) -> str:
-    """Return the group of a status, with which most names begin."""
     if name in {"MISSING_TO", "SIGNALS_BLOCKED", "UNDELIVERABLE_REJECTED_PLATFORM"}:
         return "REJECTED"
     return name.partition("_")[0]
 
 
 def statuses(*names: str) -> Told:
-    """Make an answer with the status of each message."""
     messages: list[dict[str, Any]] = [
         {
             "messageId": f"an-id-{number}",
@@ -145,23 +142,19 @@ INFOBIP = Service(
 
 @pytest.mark.parametrize("name", MESSAGES)
 async def test_request_is_the_clients(stub: Stub, name: str) -> None:
-    """What we send is what the client sends."""
     await assert_sends_the_same(INFOBIP, stub, MESSAGES[name])
 
 
 @pytest.mark.parametrize("name", MESSAGES)
 async def test_key_is_the_message_id(stub: Stub, name: str) -> None:
-    """The message's key is its id at the service."""
     await assert_carries_the_key(INFOBIP, stub, MESSAGES[name], most_characters=200)
 
 
 @pytest.mark.parametrize("name", INFOBIP.answers)
 async def test_answer_is_read_as_by_the_client(stub: Stub, name: str) -> None:
-    """What we read in an answer is what the client reads, but where we want to differ."""
     await assert_reads_the_same(INFOBIP, stub, name)
 
 
 def test_sandbox_passes_for_the_service(stub: Stub) -> None:
-    """The client sends to the sandbox as to the service, and is told the same of a wrong key."""
     assert_sandbox_takes_what_the_client_sends(INFOBIP, stub.certificate)
     assert_sandbox_refuses_the_client(INFOBIP, stub.certificate, "E401")

@@ -24,7 +24,6 @@ from tests.services.stub import Recorded, Stub, Told, in_json
 
 
 def send(stub: Stub, message: Message) -> str | None:
-    """Send with the client."""
     http = HttpClient(stub.url, SECRET, messagebird.client.USER_AGENT)
     client = messagebird.Client(SECRET, http_client=http)
     options = {"datacoding": "plain" if message.is_gsm7 else "unicode"}
@@ -36,7 +35,6 @@ def send(stub: Stub, message: Message) -> str | None:
 
 
 def code_of(error: Exception) -> str | None:
-    """Take the code of the first error."""
     return str(error.errors[0].code) if isinstance(error, ErrorException) else None
 
 
@@ -82,23 +80,19 @@ MESSAGEBIRD = Service(
 
 @pytest.mark.parametrize("name", MESSAGES)
 async def test_request_is_the_clients(stub: Stub, name: str) -> None:
-    """What we send is what the client sends."""
     await assert_sends_the_same(MESSAGEBIRD, stub, MESSAGES[name])
 
 
 @pytest.mark.parametrize("name", MESSAGES)
 async def test_key_is_carried(stub: Stub, name: str) -> None:
-    """The message's key is where the service looks for it."""
     await assert_carries_the_key(MESSAGEBIRD, stub, MESSAGES[name], most_characters=60)
 
 
 @pytest.mark.parametrize("name", MESSAGEBIRD.answers)
 async def test_answer_is_read_as_by_the_client(stub: Stub, name: str) -> None:
-    """What we read in an answer is what the client reads, but where we want to differ."""
     await assert_reads_the_same(MESSAGEBIRD, stub, name)
 
 
 def test_sandbox_passes_for_the_service(stub: Stub) -> None:
-    """The client sends to the sandbox as to the service, and is told the same of a wrong key."""
     assert_sandbox_takes_what_the_client_sends(MESSAGEBIRD, stub.certificate)
     assert_sandbox_refuses_the_client(MESSAGEBIRD, stub.certificate, "2")

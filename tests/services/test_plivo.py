@@ -43,7 +43,6 @@ def code_of(_: Exception) -> None:
 
 
 def refusal(status: int, error: str) -> Told:
-    """Make an answer that refuses."""
     return in_json(status, {"api_id": "00000000-0000-4000-8000-000000000000", "error": error})
 
 
@@ -73,12 +72,10 @@ PLIVO = Service(
 
 @pytest.mark.parametrize("name", MESSAGES)
 async def test_request_is_the_clients(stub: Stub, name: str) -> None:
-    """What we send is what the client sends."""
     await assert_sends_the_same(PLIVO, stub, MESSAGES[name])
 
 
 async def test_receipts_are_asked_for_as_by_the_client(stub: Stub) -> None:
-    """With one field more, we ask for receipts as the client does."""
     url = "https://sms.example.com/webhooks/plivo"
     fields = preset_settings("plivo")["request"]["fields"]
 
@@ -91,11 +88,9 @@ async def test_receipts_are_asked_for_as_by_the_client(stub: Stub) -> None:
 
 @pytest.mark.parametrize("name", PLIVO.answers)
 async def test_answer_is_read_as_by_the_client(stub: Stub, name: str) -> None:
-    """What we read in an answer is what the client reads, but where we want to differ."""
     await assert_reads_the_same(PLIVO, stub, name)
 
 
 def test_sandbox_passes_for_the_service(stub: Stub) -> None:
-    """The client sends to the sandbox as to the service, and is told the same of a wrong key."""
     assert_sandbox_takes_what_the_client_sends(PLIVO, stub.certificate)
     assert_sandbox_refuses_the_client(PLIVO, stub.certificate, None)

@@ -73,7 +73,6 @@ class Webhook:
     content_type: str = "application/json"
 
     def having(self, **headers: str) -> "Webhook":
-        """Return it with other headers; a _ stands for a dash."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         kept = {k: v for k, v in self.headers.items() if k.lower() not in map(str.lower, named)}
         return replace(self, headers={**kept, **named})
@@ -96,7 +95,6 @@ def as_json(text: str) -> bytes:
 
 
 def mac(content: bytes, algorithm: str = "sha256") -> bytes:
-    """Compute an HMAC with the shared secret."""
     return hmac.digest(SECRET.encode(), content, algorithm)
 
 
@@ -106,7 +104,6 @@ def fields(body: bytes) -> dict[str, str]:
 
 
 def row(body: bytes) -> str:
-    """Write the names and values of a form in a row, by name."""
     values = fields(body)
     return "".join(name + values[name] for name in sorted(values))
 
@@ -150,7 +147,6 @@ def plivo_takes(webhook: Webhook) -> bool:
 
 
 def sign_as_telnyx(body: bytes) -> Webhook:
-    """Sign time, bar and body with the private key."""
     now = str(int(time.time()))
     signature = base64.b64encode(PRIVATE.sign(f"{now}|".encode() + body)).decode()
     return Webhook({"telnyx-signature-ed25519": signature, "telnyx-timestamp": now}, body)
@@ -171,7 +167,6 @@ def telnyx_takes(webhook: Webhook) -> bool:
 
 
 def sign_as_vonage(body: bytes) -> Webhook:
-    """Put the body's hash into a token that the signature secret signs."""
     claims = {
         "iat": int(time.time()),
         "jti": str(uuid.uuid4()),
@@ -199,7 +194,6 @@ def vonage_takes(webhook: Webhook) -> bool:
 
 
 def sign_as_messagebird(body: bytes) -> Webhook:
-    """Put the hashes of address and body into a token that the signing key signs."""
     now = int(time.time())
     claims = {
         "iss": "MessageBird",
@@ -214,7 +208,6 @@ def sign_as_messagebird(body: bytes) -> Webhook:
 
 
 def messagebird_takes(webhook: Webhook) -> bool:
-    """Ask MessageBird's client."""
     token = webhook.headers["MessageBird-Signature-JWT"]
     try:
         MessageBirdValidator(SECRET).validate_signature(token, URL, webhook.body)
@@ -227,7 +220,6 @@ def messagebird_takes(webhook: Webhook) -> bool:
 
 
 def sign_as_sinch(body: bytes) -> Webhook:
-    """Sign body, nonce and time, with dots between them."""
     nonce, now = uuid.uuid4().hex, str(int(time.time()))
     signature = base64.b64encode(mac(body + f".{nonce}.{now}".encode())).decode()
     headers = {
@@ -251,7 +243,6 @@ def sinch_takes(webhook: Webhook) -> bool:
 
 
 def sign_as_android(body: bytes) -> Webhook:
-    """Sign the body with the time behind it, in hex."""
     now = str(int(time.time()))
     return Webhook({"X-Signature": mac(body + now.encode()).hex(), "X-Timestamp": now}, body)
 
@@ -280,7 +271,6 @@ each_service = pytest.mark.parametrize("name", SERVICES)
 
 
 def scheme_of(name: Any) -> Scheme:
-    """Return the preset's scheme at the address of the tests."""
     return replace(PRESETS[name], url=URL)
 
 
@@ -299,7 +289,6 @@ def we_take(name: str, webhook: Webhook) -> bool:
 
 @each_service
 def test_a_documented_webhook_is_taken_by_both(name: str) -> None:
-    """What is signed as the documentation says verifies in the service's client and in ours."""
     service = SERVICES[name]
     webhook = service.sign(service.body)
 
@@ -344,7 +333,6 @@ def changed(value: str) -> Sequence[str]:
 
 @each_service
 def test_a_changed_signature_is_taken_by_neither(name: str) -> None:
-    """No signature that is nearly right is taken; the case of hex is the only one that is."""
     service = SERVICES[name]
     webhook = service.sign(service.body)
     header = scheme_of(name).header
@@ -359,7 +347,6 @@ def test_a_changed_signature_is_taken_by_neither(name: str) -> None:
 @pytest.mark.parametrize("name", ["telnyx", "android-sms-gateway"])
 @pytest.mark.parametrize("seconds", [-3600, 3600])
 def test_another_time_is_taken_by_neither(name: str, seconds: int) -> None:
-    """The time is signed, and must be now."""
     service, header = SERVICES[name], scheme_of(name).timestamp_from or ""
     webhook = service.sign(service.body)
     moved = webhook.having(**{header: str(int(webhook.headers[header]) + seconds)})
@@ -369,7 +356,6 @@ def test_another_time_is_taken_by_neither(name: str, seconds: int) -> None:
 
 
 def test_sinch_looks_at_no_clock_and_we_do() -> None:
-    """Sinch's client takes a webhook of any age, and we take none that is older than 5 minutes."""
     old = str(int(time.time()) - 3600)
     signature = base64.b64encode(mac(DOCUMENT + f".n.{old}".encode())).decode()
     webhook = Webhook(
@@ -420,7 +406,6 @@ def test_a_get_of_messagebird_is_taken_by_both() -> None:
 @pytest.mark.parametrize("algorithm", ["none", "HS384", "HS512"])
 @pytest.mark.parametrize("name", ["vonage", "messagebird"])
 def test_tokens_of_another_algorithm_are_refused(name: str, algorithm: str) -> None:
-    """We take HS256 only; MessageBird's client is looser, and takes HS384 and HS512, too."""
     service = SERVICES[name]
     header = scheme_of(name).header
     token = service.sign(service.body).headers[header].removeprefix("Bearer ")
@@ -454,7 +439,6 @@ RECUT: dict[str, tuple[str, dict[str, str | None]]] = {
 def test_clients_take_a_form_that_is_cut_elsewhere_and_we_do_not(
     name: str, changes: dict[str, str | None]
 ) -> None:
-    """The clients of Twilio and Plivo take forms that mean something else: the row is the same."""
     service = SERVICES[name]
     genuine = service.sign(service.body)
     values = {**fields(service.body), **changes}
@@ -469,13 +453,11 @@ class Multi(dict[str, Any]):
     """A form as Django hands it over."""
 
     def getlist(self, name: str) -> list[str]:
-        """Return all values of a name."""
         value = self[name]
         return value if isinstance(value, list) else [value]
 
 
 def test_twilios_client_takes_a_value_twice_and_we_do_not() -> None:
-    """Twilio's client signs a repeated value once, where a reader sees a list."""
     service = SERVICES["twilio"]
     genuine = service.sign(service.body)
     twice = {**TWILIO_FORM, "NumMedia": ["0", "0"]}
@@ -486,7 +468,6 @@ def test_twilios_client_takes_a_value_twice_and_we_do_not() -> None:
 
 
 def test_plivos_second_version_binds_no_body() -> None:
-    """V2 signs the address and a nonce: good for any body, so there is no preset of it."""
     nonce = "05429567804466091622"
     signature = base64.b64encode(mac((URL + nonce).encode())).decode()
 

@@ -25,7 +25,6 @@ from tests.services.stub import Recorded, Stub, Told, in_json
 
 
 def send(stub: Stub, message: Message, **options: str) -> str | None:
-    """Send with the client."""
     from sinch import SinchClient
     from sinch.core.clients.retry_configuration import RetryConfiguration
     from sinch.core.enums import RetryPolicy
@@ -49,7 +48,6 @@ def send(stub: Stub, message: Message, **options: str) -> str | None:
 
 
 def code_of(error: Exception) -> str | None:
-    """Take the code, which the client leaves in the body."""
     from sinch.domains.sms.api.v1.exceptions import SmsException
 
     if isinstance(error, SmsException) and isinstance(error.http_response.body, dict):
@@ -65,7 +63,6 @@ def key_in(request: Recorded) -> str:
 
 
 def refusal(status: int, code: str) -> Told:
-    """Make an answer that refuses, with a text that names the number."""
     return in_json(status, {"code": code, "text": f"{NUMBER} is wrong"})
 
 
@@ -103,18 +100,15 @@ SINCH = Service(
 
 @pytest.mark.parametrize("name", MESSAGES)
 async def test_request_is_the_clients(stub: Stub, name: str) -> None:
-    """What we send is what the client sends."""
     await assert_sends_the_same(SINCH, stub, MESSAGES[name])
 
 
 @pytest.mark.parametrize("name", MESSAGES)
 async def test_key_is_the_reference(stub: Stub, name: str) -> None:
-    """The message's key is what delivery reports refer to."""
     await assert_carries_the_key(SINCH, stub, MESSAGES[name], most_characters=255)
 
 
 async def test_receipts_are_asked_for_as_by_the_client(stub: Stub) -> None:
-    """With one field more, we ask for receipts as the client does."""
     fields = preset_settings("sinch")["request"]["fields"]
     asking = {"fields": {**fields, "/delivery_report": "per_recipient_final"}}
 
@@ -128,11 +122,9 @@ async def test_receipts_are_asked_for_as_by_the_client(stub: Stub) -> None:
 
 @pytest.mark.parametrize("name", SINCH.answers)
 async def test_answer_is_read_as_by_the_client(stub: Stub, name: str) -> None:
-    """What we read in an answer is what the client reads, but where we want to differ."""
     await assert_reads_the_same(SINCH, stub, name)
 
 
 def test_sandbox_passes_for_the_service(stub: Stub) -> None:
-    """The client sends to the sandbox as to the service, and is told the same of a wrong key."""
     assert_sandbox_takes_what_the_client_sends(SINCH, stub.certificate)
     assert_sandbox_refuses_the_client(SINCH, stub.certificate, None)

@@ -23,7 +23,6 @@ from tests.services.stub import GUARD_SECONDS, Recorded, Stub, Told, in_json
 
 
 def send(stub: Stub, message: Message) -> str | None:
-    """Send with the client."""
     from telnyx import Telnyx, omit
 
     client = Telnyx(api_key=SECRET, base_url=f"{stub.url}/v2", max_retries=0, timeout=GUARD_SECONDS)
@@ -39,7 +38,6 @@ def send(stub: Stub, message: Message) -> str | None:
 
 
 def code_of(error: Exception) -> str | None:
-    """Take the code of the first error."""
     from telnyx import APIStatusError
 
     body: Any = error.body if isinstance(error, APIStatusError) else None
@@ -94,23 +92,19 @@ TELNYX = Service(
 
 @pytest.mark.parametrize("name", MESSAGES)
 async def test_request_is_the_clients(stub: Stub, name: str) -> None:
-    """What we send is what the client sends."""
     await assert_sends_the_same(TELNYX, stub, MESSAGES[name])
 
 
 @pytest.mark.parametrize("name", MESSAGES)
 async def test_key_is_carried(stub: Stub, name: str) -> None:
-    """The message's key is where the service looks for it."""
     await assert_carries_the_key(TELNYX, stub, MESSAGES[name], most_characters=255)
 
 
 @pytest.mark.parametrize("name", TELNYX.answers)
 async def test_answer_is_read_as_by_the_client(stub: Stub, name: str) -> None:
-    """What we read in an answer is what the client reads, but where we want to differ."""
     await assert_reads_the_same(TELNYX, stub, name)
 
 
 def test_sandbox_passes_for_the_service(stub: Stub) -> None:
-    """The client sends to the sandbox as to the service, and is told the same of a wrong key."""
     assert_sandbox_takes_what_the_client_sends(TELNYX, stub.certificate)
     assert_sandbox_refuses_the_client(TELNYX, stub.certificate, "10009")

@@ -24,7 +24,6 @@ from tests.services.stub import GUARD_SECONDS, Stub, Told, in_json
 
 
 def send(stub: Stub, message: Message) -> str | None:
-    """Send with the client."""
     http = TwilioHttpClient(pool_connections=False, timeout=GUARD_SECONDS)
     client = Client(ACCOUNT, SECRET, http_client=http)
     client.api.base_url = stub.url
@@ -34,7 +33,6 @@ def send(stub: Stub, message: Message) -> str | None:
 
 
 def code_of(error: Exception) -> str | None:
-    """Take the code; where there is none, the client has the status in its place."""
     match error:
         case TwilioRestException() | TwilioServiceException():
             return None if error.code == error.status else str(error.code)
@@ -91,17 +89,14 @@ TWILIO = Service(
 
 @pytest.mark.parametrize("name", MESSAGES)
 async def test_request_is_the_clients(stub: Stub, name: str) -> None:
-    """What we send is what the client sends."""
     await assert_sends_the_same(TWILIO, stub, MESSAGES[name])
 
 
 @pytest.mark.parametrize("name", TWILIO.answers)
 async def test_answer_is_read_as_by_the_client(stub: Stub, name: str) -> None:
-    """What we read in an answer is what the client reads, but where we want to differ."""
     await assert_reads_the_same(TWILIO, stub, name)
 
 
 def test_sandbox_passes_for_the_service(stub: Stub) -> None:
-    """The client sends to the sandbox as to the service, and is told the same of a wrong key."""
     assert_sandbox_takes_what_the_client_sends(TWILIO, stub.certificate)
     assert_sandbox_refuses_the_client(TWILIO, stub.certificate, "20003")

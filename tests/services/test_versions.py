@@ -17,7 +17,6 @@ INSTALLED = {name for names in packages_distributions().values() for name in nam
 
 @pytest.mark.parametrize("preset", CLIENTS)
 def test_preset_names_the_version_that_is_compared(preset: Preset) -> None:
-    """Each version in what a preset says of its sources is the installed one."""
     text = (ROOT / "bridge/config/presets" / f"{preset}.yaml").read_text(encoding="utf-8")
     comments = re.findall(r"^# (.*)$", text, re.MULTILINE)
     claims = [
@@ -30,7 +29,6 @@ def test_preset_names_the_version_that_is_compared(preset: Preset) -> None:
 
 
 def test_every_client_is_in_the_group() -> None:
-    """The group `clients` holds the clients that the pages name, and no others."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     names = {re.split("[<>=]", one)[0] for one in project["dependency-groups"]["clients"]}
 

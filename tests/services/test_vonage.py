@@ -25,7 +25,6 @@ from tests.services.stub import GUARD_SECONDS, Recorded, Stub, Told, in_json
 
 
 def send(stub: Stub, message: Message) -> str | None:
-    """Send with the client, by the Messages API."""
     options = HttpClientOptions(api_host=stub.host, timeout=GUARD_SECONDS, max_retries=0)
     client = Vonage(Auth(api_key=ACCOUNT, api_secret=SECRET), options)
     sms = Sms(
@@ -39,7 +38,6 @@ def send(stub: Stub, message: Message) -> str | None:
 
 
 def code_of(error: Exception) -> str | None:
-    """Take the fragment of the type of problem, which the client hands on as it is."""
     if not isinstance(error, HttpRequestError):
         return None
     try:
@@ -96,23 +94,19 @@ VONAGE = Service(
 
 @pytest.mark.parametrize("name", MESSAGES)
 async def test_request_is_the_clients(stub: Stub, name: str) -> None:
-    """What we send is what the client sends."""
     await assert_sends_the_same(VONAGE, stub, MESSAGES[name])
 
 
 @pytest.mark.parametrize("name", MESSAGES)
 async def test_key_is_carried(stub: Stub, name: str) -> None:
-    """The message's key is where the service looks for it."""
     await assert_carries_the_key(VONAGE, stub, MESSAGES[name], most_characters=100)
 
 
 @pytest.mark.parametrize("name", VONAGE.answers)
 async def test_answer_is_read_as_by_the_client(stub: Stub, name: str) -> None:
-    """What we read in an answer is what the client reads, but where we want to differ."""
     await assert_reads_the_same(VONAGE, stub, name)
 
 
 def test_sandbox_passes_for_the_service(stub: Stub) -> None:
-    """The client sends to the sandbox as to the service, and is told the same of a wrong key."""
     assert_sandbox_takes_what_the_client_sends(VONAGE, stub.certificate)
     assert_sandbox_refuses_the_client(VONAGE, stub.certificate, "unauthorized")

@@ -26,7 +26,6 @@ from tests.services.stub import GUARD_SECONDS, Recorded, Stub, Told, in_json
 
 
 def send(stub: Stub, message: Message) -> str | None:
-    """Send with the client, by the SMS API."""
     options = HttpClientOptions(rest_host=stub.host, timeout=GUARD_SECONDS, max_retries=0)
     client = Vonage(Auth(api_key=ACCOUNT, api_secret=SECRET), options)
     sms = SmsMessage(
@@ -41,7 +40,6 @@ def send(stub: Stub, message: Message) -> str | None:
 
 
 def code_of(error: Exception) -> str | None:
-    """Take the first status of a part that was not taken."""
     if isinstance(error, PartialFailureError):
         statuses: list[str] = [part["status"] for part in error.response["messages"]]
         return next((status for status in statuses if status != "0"), None)
@@ -96,23 +94,19 @@ VONAGE_SMS = Service(
 
 @pytest.mark.parametrize("name", MESSAGES)
 async def test_request_is_the_clients(stub: Stub, name: str) -> None:
-    """What we send is what the client sends."""
     await assert_sends_the_same(VONAGE_SMS, stub, MESSAGES[name])
 
 
 @pytest.mark.parametrize("name", MESSAGES)
 async def test_key_is_carried(stub: Stub, name: str) -> None:
-    """The message's key is where the service looks for it."""
     await assert_carries_the_key(VONAGE_SMS, stub, MESSAGES[name], most_characters=40)
 
 
 @pytest.mark.parametrize("name", VONAGE_SMS.answers)
 async def test_answer_is_read_as_by_the_client(stub: Stub, name: str) -> None:
-    """What we read in an answer is what the client reads, but where we want to differ."""
     await assert_reads_the_same(VONAGE_SMS, stub, name)
 
 
 def test_sandbox_passes_for_the_service(stub: Stub) -> None:
-    """The client sends to the sandbox as to the service, and is told the same of a wrong key."""
     assert_sandbox_takes_what_the_client_sends(VONAGE_SMS, stub.certificate)
     assert_sandbox_refuses_the_client(VONAGE_SMS, stub.certificate, "4")

@@ -73,7 +73,6 @@ class SimulatedPeers:
         self._in_each_beat.append(facts)
 
     def each_second(self, look: Callable[[], None]) -> None:
-        """Call `look` each second."""
         self._each_second.append(look)
 
     def tell(self, facts: Facts, to: str | None = None) -> None:
@@ -111,7 +110,6 @@ class SimulatedPeers:
         self.tell(Beat(beat_seconds=self._beats.seconds, beside=told), to)
 
     def hear(self, message: Message) -> None:
-        """Hear what another one says."""
         self.roster.note(message.worker_id)
         self._hand_on(message.worker_id, message.kind, message.facts)
 

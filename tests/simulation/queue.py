@@ -76,7 +76,6 @@ class Queue:
         self.hand_out()
 
     def register(self, worker: Consumer, *, is_consumer: bool) -> None:
-        """Make a worker a consumer, or none."""
         if is_consumer and worker not in self._consumers:
             self._consumers.append(worker)
         elif not is_consumer and worker in self._consumers:

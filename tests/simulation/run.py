@@ -29,10 +29,6 @@ MOST_BUSY: Final = 8
 
 
 def revoked_key(workers: int, *, slots: int = SLOTS, seed: int = 1) -> tuple[int, int, int]:
-    """Revoke a key under load for a minute.
-
-    Returns how many POSTs were refused at once, and later, and how many messages are dead.
-    """
     world = World(seed=seed, concurrency=slots)
 
     async def story() -> None:
@@ -100,7 +96,6 @@ def handed_out(workers: int, *, seed: int = 1) -> float:
 
 
 def say(line: str = "") -> None:
-    """Write a line."""
     sys.stdout.write(f"{line}\n")
 
 

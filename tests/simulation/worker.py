@@ -179,7 +179,6 @@ class Worker:
         return len(self._held) - aside < self._prefetch
 
     def take(self, message: Message) -> None:
-        """Process a message."""
         task = self._loop.create_task(self._process(message))
         self._held[task] = message
         task.add_done_callback(self._let_go)

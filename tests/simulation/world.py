@@ -55,7 +55,6 @@ class World(LeapingWorld):
 
     @property
     def now(self) -> float:
-        """The time."""
         return self.loop.time() - self.began
 
     def start(self, number: int = 1, *, setup: str = SETUP) -> list[Worker]:
