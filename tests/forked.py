@@ -43,7 +43,7 @@ _CONTEXT.set_forkserver_preload(
         "bridge.admin.dead_letters",
         "bridge.admin.doctor",
         "bridge.admin.drain",
-        "bridge.admin.status.look",
+        "bridge.admin.status",
         "bridge.sandbox.server",
         "bridge.sandbox.webhooks",
         "bridge.sandbox.api",

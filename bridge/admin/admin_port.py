@@ -1,7 +1,6 @@
 """Client of the admin ports of running roles: addresses, /readyz and /metrics."""
 
 import asyncio
-import ipaddress
 import json
 import re
 import socket
@@ -22,8 +21,9 @@ ANSWER_SECONDS: Final = 2.0
 MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
 # Where to reach a role that listens on every address.
 _LOOPBACK: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
-_HOST_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?\.?")
-_IN_BRACKETS: Final = re.compile(r"\[([^]]*)\](?::(\d{1,5}))?")
+_ADDRESS: Final = re.compile(
+    r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?\.?))(?::(\d{1,5}))?"
+)
 _MAX_PORT: Final = 65535
 STRANGER: Final = "another program answers there"
 
@@ -50,29 +50,14 @@ def parse_admin_port(text: str, default_port: int) -> AdminPort:
 
     Raises ValueError that names the fault, also if there is no port and no default (0).
     """
-    port: str | None = None
-    if (match := _IN_BRACKETS.fullmatch(text)) is not None:
-        host, port = match[1], match[2]
-        is_good = _is_address(host)
-    elif _is_address(text):
-        host, is_good = text, True
-    else:
-        host, colon, port = text.partition(":")
-        is_good = _HOST_NAME.fullmatch(host) is not None and (not colon or port.isdecimal())
-    if not is_good or (port and int(port) > _MAX_PORT):
-        raise ValueError("has to be HOST or HOST:PORT, an IPv6 address in brackets")
-    number = int(port) if port else default_port
-    if number == 0:
-        raise ValueError("wants a port, for admin.port is 0, any free one: HOST:PORT")
-    return AdminPort(host, number)
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
+    is_bare_ipv6 = text.count(":") > 1 and not text.startswith("[")
+    found = _ADDRESS.fullmatch(f"[{text}]" if is_bare_ipv6 else text)
+    if found is None or int(found[3] or 0) > _MAX_PORT:
+        raise ValueError("must be HOST or HOST:PORT, with an IPv6 address in brackets")
+    port = int(found[3] or default_port)
+    if port == 0:
+        raise ValueError("needs a port, HOST:PORT, because admin.port is 0")
+    return AdminPort(found[1] or found[2], port)
 
 
 async def addresses_of(name: AdminPort) -> list[AdminPort]:
@@ -88,7 +73,7 @@ async def addresses_of(name: AdminPort) -> list[AdminPort]:
     except TimeoutError:
         raise BridgeError(f"the name is not looked up within {ANSWER_SECONDS:g} s") from None
     except (OSError, UnicodeError):
-        raise BridgeError("nobody knows the name") from None
+        raise BridgeError("the name has no address") from None
     hosts = {family: set[str]() for family in (socket.AF_INET, socket.AF_INET6)}
     for family, *_, address in found:
         if family in hosts:
@@ -104,21 +89,20 @@ def _read_note(content: object) -> Note | None:
     return read_body(json.dumps(content).encode())
 
 
-# A word of a closed set, which may be one of a later version.
+# A word of a closed set; a later version may have more words.
 _Word = Annotated[str, Field(pattern=r"^[a-z][a-z_]{0,39}$")]
 _MOMENT: Final = r"^(19[7-9]|[2-9]\d\d)\d-\d\d-\d\dT\d\d:\d\d:\d\dZ$"
-# Ten years: the most that a service may ask for, and far more than a worker waits.
+# Ten years: the most that a service may ask for.
 _MOST_SECONDS: Final = 10 * 366 * 86400
 
 
 def _checked_moment(text: str) -> str:
-    """Return a time; raise ValueError if no calendar has it."""
     datetime.fromisoformat(text)
     return text
 
 
 class PauseFacts(BaseModel):
-    """One pause of a worker; a worker of an earlier version does not tell `since`.
+    """One pause of a worker.
 
     `status` and `code` are the service's answer that began it. `queue` and `fault`: where RabbitMQ
     does not store a copy, and how it refuses.
@@ -133,22 +117,23 @@ class PauseFacts(BaseModel):
 
 
 class WorkerFacts(BaseModel):
-    """A worker's own facts. `paused` is one of `pauses`, or the only one that is known."""
+    """A worker's own facts. `paused` names the pause that decides."""
 
     queue: Annotated[str, Field(max_length=255)]
     paused: _Word | None = None
     pauses: Annotated[tuple[PauseFacts, ...], Field(max_length=50)] = ()
     paused_by_operator: Annotated[Any, BeforeValidator(_read_note)] = None
-    outage_suspected: bool | None = None
+    outage_suspected: bool = False
     standby: bool | None = None
     retry_after_seconds: Annotated[float, Field(ge=0, le=_MOST_SECONDS, allow_inf_nan=False)] = 0.0
 
     @property
-    def all_pauses(self) -> tuple[PauseFacts, ...]:
-        """Every pause that is known."""
-        if self.paused is None or self.pauses:
-            return self.pauses
-        return (PauseFacts(reason=self.paused),)
+    def deciding_pause(self) -> PauseFacts | None:
+        """The pause that keeps the worker from sending now."""
+        if self.paused is None:
+            return None
+        known = (one for one in self.pauses if one.reason == self.paused)
+        return next(known, PauseFacts(reason=self.paused))
 
 
 class RefusedEndpoint(BaseModel):
@@ -178,8 +163,9 @@ Client = httpx.AsyncClient
 
 
 def open_client() -> Client:
-    """Open the HTTP client for admin ports."""
-    return Client(trust_env=False, timeout=ANSWER_SECONDS)
+    """Open the HTTP client for admin ports; the caller bounds how many it asks at once."""
+    limits = httpx.Limits(max_connections=None)
+    return Client(trust_env=False, timeout=ANSWER_SECONDS, limits=limits)
 
 
 async def read_health(client: Client, port: AdminPort) -> HealthReport:

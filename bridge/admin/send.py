@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from bridge.admin.broker_session import open_session
 from bridge.admin.pausing import explain_paused, find_pause
-from bridge.admin.worker_status import UNKNOWN, explain_pause, read_worker_status
+from bridge.admin.worker_status import UNKNOWN, explain_local_pause, read_worker
 from bridge.amqp.channels import RPC_TIMEOUT_SECONDS
 from bridge.amqp.client import (
     AbstractChannel,
@@ -152,15 +152,15 @@ class _Silence:
             paused = await find_pause(self._connection, queue, publishing=self._connection)
             if paused is not None:
                 return "; ".join(explain_paused(queue, paused))
-        status = await read_worker_status(self._settings)
-        if status is not None and status.paused is not None:
-            return "; ".join(explain_pause(status.paused, status.queue, status.fault))
+        worker = await read_worker(self._settings)
+        if worker is not None and (pause := worker.deciding_pause) is not None:
+            return "; ".join(explain_local_pause(pause))
         sizes = await read_queue(self._connection, self._queue)
         if sizes is not None and not sizes.consumers:
             why = "start one, or ask one that runs: /readyz says why"
             return f"no worker takes from {self._queue}; {why}"
         # The worker is not paused: the request is in a retry queue, or waits for its turn.
-        return None if status is not None else UNKNOWN
+        return None if worker is not None else UNKNOWN
 
 
 async def _publish(channel: AbstractChannel, message: Message, queue: str) -> None:

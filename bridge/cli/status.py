@@ -4,33 +4,32 @@ import json
 import os
 import shutil
 import sys
+import textwrap
 import time
-from contextlib import aclosing, contextmanager
-from typing import TYPE_CHECKING, Annotated, Final
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing, nullcontext
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple
 
 import typer
 
-from bridge.cli.options import (
-    AsJson,
-    ConfigFile,
-    examples,
-    read_settings,
-    until_interrupted,
-)
+from bridge.cli.options import AsJson, ConfigFile, examples, read_settings, until_interrupted
+from bridge.cli.output import format_age, format_table, printable
 from bridge.errors import EXIT_FAILED, ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from rich.console import Console
+    from rich.text import Text
 
-    from bridge.admin.admin_port import AdminPort
-    from bridge.admin.status.report import Status
+    from bridge.admin.admin_port import AdminPort, PauseFacts
+    from bridge.admin.status import ProcessReport, QueueReport, Status, WorkerReport
     from bridge.config import Settings
 
-# From the beginning of a look to that of the next.
+# From the beginning of one reading to that of the next.
 WATCH_SECONDS: Final = 2.0
-
-# The style of each kind of line, on a terminal that has colours.
-_STYLES: Final = {"head": "bold", "wrong": "red", "plain": ""}
+# The usual width of a terminal: sentences are broken there, on a narrower one earlier.
+WIDTH: Final = 80
+_UNKNOWN: Final = "-"
 
 app = typer.Typer()
 
@@ -46,29 +45,28 @@ def status(
     context: typer.Context,
     *,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Look again every two seconds, until Ctrl-C.")
+        bool, typer.Option("--watch", help="Read again every two seconds, until Ctrl-C.")
     ] = False,
     admin: Annotated[
         list[str] | None,
         typer.Option(
             metavar="HOST[:PORT]",
             help="An admin port to ask; a name stands for all its addresses. May be repeated. "
-            "Without, admin.port of this computer.",
+            "Default: admin.port of this computer.",
         ),
     ] = None,
     as_json: AsJson = False,
     config: ConfigFile = None,
 ) -> None:
-    """Show what waits, what is sent, what is paused and why, and who works, on one screen.
+    """Show on one screen what waits, what is sent, what is paused and why, and who works.
 
-    The broker tells what waits in the queues, who takes it, and an operator's pause; the admin
-    ports tell the rest. Each is asked by itself, and what does not answer is named. Nothing is
-    changed, and no message is looked at: so an age is known only of what a worker holds, and dead
-    letters by reason are those that the workers have made since they started. `dlq list` looks into
-    the queue.
+    The broker is asked for the queues, their consumers and an operator's pause, the admin ports
+    for the rest. Whatever does not answer is named. Nothing is changed and no message is read:
+    ages are those of the messages that a worker holds, and dead letters by reason are those that
+    the workers have made since they started. `dlq list` reads the queue itself.
 
-    Exit 1 when the broker, or an admin port that was named, does not answer. With --watch it ends
-    with 0; with --json, too, each look is a line.
+    Exit 1 if the broker does not answer, or an admin port that was named. --watch ends with exit 0;
+    with --json as well, each reading is a line.
     """
     import asyncio
 
@@ -77,91 +75,319 @@ def status(
     if watch:
         until_interrupted(lambda: asyncio.run(_watch(settings, ports, as_json=as_json)))
         return
-    found = asyncio.run(_look_once(settings, ports))
+    found = asyncio.run(_read(settings, ports))
     _print(found, as_json=as_json)
     if found.broker.fault is not None or (admin and any(one.fault for one in found.processes)):
         raise typer.Exit(EXIT_FAILED)
 
 
-def _ports(settings: "Settings", names: "Sequence[str]") -> "list[AdminPort]":
+def _ports(settings: "Settings", names: Sequence[str]) -> "list[AdminPort]":
     from bridge.admin.admin_port import local_port, parse_admin_port
 
     try:
         ports = [parse_admin_port(name, settings.admin.port) for name in names]
     except ValueError as error:
         raise ConfigError(f"--admin: {error}") from None
-    # Port 0 is any free one: only its log says which.
+    # Port 0 is any free one: only the role's log says which.
     return ports if ports or settings.admin.port == 0 else [local_port(settings.admin)]
 
 
-async def _look_once(settings: "Settings", ports: "list[AdminPort]") -> "Status":
-    from bridge.admin.status.look import Looker
+async def _read(settings: "Settings", ports: "list[AdminPort]") -> "Status":
+    from bridge.admin.status import StatusReader
 
-    async with aclosing(Looker(settings, ports)) as looker:
-        return await looker.look()
+    async with aclosing(StatusReader(settings, ports)) as reader:
+        return await reader.read()
 
 
 async def _watch(settings: "Settings", ports: "list[AdminPort]", *, as_json: bool) -> None:
+    """Show each status in place of the last; below it where the cursor cannot be moved."""
     import asyncio
 
-    from bridge.admin.status.look import Looker
+    from rich.console import Group
+    from rich.live import Live
 
-    async with aclosing(Looker(settings, ports)) as looker:
-        with _display(as_json=as_json) as show:
+    from bridge.admin.status import StatusReader
+
+    console = _console()
+    is_screen = console.is_terminal and not console.is_dumb_terminal and not as_json
+    live = Live(console=console, screen=True, auto_refresh=False) if is_screen else None
+    async with aclosing(StatusReader(settings, ports)) as reader:
+        with live or nullcontext():
             while True:
                 begun_at = time.monotonic()
-                show(await looker.look())
+                found = await reader.read()
+                if live is None:
+                    _print(found, as_json=as_json, indent=None)
+                else:
+                    live.update(Group(*_texts(found)), refresh=True)
                 await asyncio.sleep(max(0.0, begun_at + WATCH_SECONDS - time.monotonic()))
 
 
-@contextmanager
-def _display(*, as_json: bool) -> "Iterator[Callable[[Status], None]]":
-    """Yield a function that shows a status: on a terminal in place of the last one.
-
-    Elsewhere, and on a terminal that cannot move its cursor, it is printed below the last one.
-    """
-    if as_json or not sys.stdout.isatty() or _is_dumb():
-        yield lambda status: _print(status, as_json=as_json, indent=None)
+def _print(found: "Status", *, as_json: bool, indent: int | None = 2) -> None:
+    if as_json:
+        typer.echo(json.dumps(found.model_dump(), indent=indent))
         return
-    from rich.console import Console, Group
-    from rich.live import Live
+    console = _console()
+    for text in _texts(found):
+        console.print(text, soft_wrap=True)
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
+    has_colours = not os.environ.get("NO_COLOR")
+    return Console(highlight=False, color_system="auto" if has_colours else None)
+
+
+def _texts(found: "Status") -> "Iterator[Text]":
     from rich.text import Text
 
-    from bridge.cli.status_screen import format_status
-
-    def show(status: "Status") -> None:
-        lines = format_status(status, _width())
+    width = min(WIDTH, shutil.get_terminal_size().columns) if sys.stdout.isatty() else WIDTH
+    for line in format_status(found, width):
         # A line wider than the terminal continues on the next one: nothing is cut off.
-        live.update(
-            Group(*(Text(line.text, _STYLES[line.kind], overflow="fold") for line in lines)),
-            refresh=True,
+        yield Text(line.text, line.style, overflow="fold")
+
+
+# The screen
+
+
+class StatusLine(NamedTuple):
+    """A line, with the style of a table's head, of a fault, or of neither."""
+
+    text: str
+    style: Literal["bold", "red", ""] = ""
+
+
+def format_status(status: "Status", width: int = WIDTH) -> list[StatusLine]:
+    """Write a status as lines, without line breaks or anything else that a terminal obeys.
+
+    Sentences are broken at `width`; tables are as wide as their contents.
+    """
+    parts = (
+        [_summary(status)],
+        [line for fault in _faults(status) for line in _wrapped(fault, width, "red")],
+        list(_queues(status, width)),
+        list(_workers(status)),
+        list(_receivers(status)),
+    )
+    lines: list[StatusLine] = []
+    for part in filter(None, parts):
+        lines += [StatusLine(""), *part] if lines else part
+    return [line._replace(text=printable(line.text)) for line in lines]
+
+
+def _summary(status: "Status") -> StatusLine:
+    rates = status.rates
+    if rates is None:
+        done = "rates not known yet" if status.workers else "rates unknown: no worker answers"
+        return StatusLine(f"{status.at}  {done}")
+    return StatusLine(
+        f"{status.at}  {_how_many(len(status.workers))}: "
+        f"{rates.sent_per_second:.1f} sent/s, {rates.retried_per_second:.1f} retried/s, "
+        f"{rates.dead_per_second:.1f} dead/s"
+    )
+
+
+def _how_many(workers: int) -> str:
+    return "1 worker" if workers == 1 else f"{workers} workers"
+
+
+def _wrapped(text: str, width: int, style: Literal["red", ""] = "") -> Iterator[StatusLine]:
+    for line in textwrap.wrap(text, width, subsequent_indent="  "):
+        yield StatusLine(line, style)
+
+
+def _faults(status: "Status") -> Iterator[str]:
+    broker = status.broker
+    if broker.fault is not None:
+        yield f"BROKER  {broker.fault}"
+    elif broker.stores is False:
+        yield (
+            "BROKER  takes no messages, as in a memory or disk alarm; look at "
+            "rabbitmq-diagnostics check_local_alarms"
         )
+    if broker.refused:
+        yield (
+            f"NO PERMISSION  on {', '.join(broker.refused)}: the number of messages is not known; "
+            "permission to read is enough (rabbitmqctl set_permissions)"
+        )
+    if status.is_paused_by_operator:
+        note = status.paused_by_operator
+        since = _since(None if note is None else note.since)
+        why = "" if note is None or note.reason is None else f": {note.reason}"
+        yield f"PAUSED  every worker, by an operator{since}{why}; `sms-bridge resume` ends it"
+    yield from _own_pauses(status)
+    of_all = _how_many(len(status.workers))
+    waits = [worker.retry_after_seconds for _, worker in status.workers]
+    if slow := [wait for wait in waits if wait > 0]:
+        wait = format_age(max(slow))
+        yield f"SLOWED DOWN  {len(slow)} of {of_all}, by a 429 of the service, for {wait} more"
+    if suspecting := sum(worker.outage_suspected for _, worker in status.workers):
+        yield f"OUTAGE SUSPECTED  {suspecting} of {of_all}, where request after request fails"
+    for process in status.processes:
+        if process.fault is not None:
+            where = "" if process.name == process.address else f" ({process.name})"
+            yield f"NO ANSWER  {process.address}{where}: {process.fault}"
+    yield from _missing_workers(status)
 
-    with Live(console=Console(highlight=False), screen=True, auto_refresh=False) as live:
-        yield show
+
+def _own_pauses(status: "Status") -> Iterator[str]:
+    from bridge.admin.worker_status import explain_pause
+
+    pauses: dict[tuple[str, str | None], list[PauseFacts]] = {}
+    for _, worker in status.workers:
+        for pause in worker.pauses:
+            pauses.setdefault((pause.reason, pause.queue), []).append(pause)
+    for (reason, _), ones in pauses.items():
+        if reason == "operator" and status.is_paused_by_operator:
+            continue
+        first = min(ones, key=lambda pause: pause.since or "")
+        answered = f", status {first.status}" if first.status is not None else ""
+        answered += f", code {first.code}" if first.code is not None else ""
+        count = f"{len(ones)} of {_how_many(len(status.workers))}"
+        meaning = "; ".join(explain_pause(first))
+        yield f"PAUSED  {count}, {reason}{_since(first.since)}{answered}: {meaning}"
 
 
-def _print(status: "Status", *, as_json: bool, indent: int | None = 2) -> None:
-    from bridge.cli.status_screen import format_status
-
-    if as_json:
-        typer.echo(json.dumps(status.model_dump(), indent=indent))
+def _missing_workers(status: "Status") -> Iterator[str]:
+    consumers = next((one.consumers for one in status.queues if one.role == "requests"), None)
+    if status.queues_from != "broker" or consumers is None:
         return
-    has_colours = not os.environ.get("NO_COLOR") and not _is_dumb()
-    for line in format_status(status, _width()):
-        typer.secho(
-            line.text,
-            bold=True if line.kind == "head" else None,
-            fg="red" if line.kind == "wrong" else None,
-            color=None if has_colours else False,
+    # A paused worker may be a consumer or not. A consumer that has ended counts until its messages
+    # are settled, beside the worker's next consumer, which takes the probe.
+    count_twice = sum(bool(worker.pauses and worker.held) for _, worker in status.workers)
+    hidden = consumers - len(status.workers) - count_twice
+    if consumers == 0 and not status.workers:
+        yield "NO WORKER  takes requests: none runs, or each is paused or has no broker"
+    elif hidden > 0:
+        yield (
+            f"NOT SHOWN  {hidden} of {_how_many(consumers)} that consume: name their admin "
+            "ports with --admin"
         )
 
 
-def _width() -> int:
-    from bridge.cli.status_screen import WIDTH
-
-    return min(WIDTH, shutil.get_terminal_size().columns) if sys.stdout.isatty() else WIDTH
+def _since(moment: str | None) -> str:
+    return "" if moment is None else f" since {moment} ({_age(moment)})"
 
 
-def _is_dumb() -> bool:
-    return os.environ.get("TERM") in {"dumb", "unknown"}
+def _age(moment: str | None) -> str:
+    if moment is None:
+        return _UNKNOWN
+    return format_age(time.time() - datetime.fromisoformat(moment).timestamp())
+
+
+def _queues(status: "Status", width: int) -> Iterator[StatusLine]:
+    source = ""
+    if status.queues_from == "workers":
+        source = f"as a worker saw it {_age(status.queues_at)} ago"
+    oldest = status.oldest_seconds
+    in_hand = "" if oldest is None else f"oldest in hand: {format_age(oldest)}"
+    rows = [
+        (
+            queue.name,
+            _ready(queue),
+            _count(queue.consumers),
+            in_hand if queue.role == "requests" else "",
+        )
+        for queue in status.queues
+        if queue.role != "retry"
+    ]
+    yield from _table(("QUEUE", "WAITING", "CONSUMERS", source), rows)
+    steps = (
+        f"{queue.name.rpartition('.')[2]} {_ready(queue)}"
+        for queue in status.queues
+        if queue.role == "retry"
+    )
+    yield from _wrapped("on the retry ladder: " + ", ".join(steps), width)
+    if (told := status.ladder) is not None and told.not_back:
+        text = (
+            f"retries since the workers started: {told.stored:,} stored, {told.returned:,} came "
+            f"back, {told.not_back:,} did not yet"
+        )
+        yield from _wrapped(text, width)
+    if status.workers:
+        counts = sorted(status.dead_letters.by_reason.items(), key=lambda item: -item[1])
+        dead = ", ".join(f"{reason} {count:,}" for reason, count in counts)
+        yield from _wrapped(f"dead letters since the workers started: {dead or 'none'}", width)
+
+
+def _ready(queue: "QueueReport") -> str:
+    return "missing" if queue.exists is False else _count(queue.ready)
+
+
+def _count(count: int | None) -> str:
+    return _UNKNOWN if count is None else f"{count:,}"
+
+
+def _rate(per_second: float | None) -> str:
+    return _UNKNOWN if per_second is None else f"{per_second:,.1f}"
+
+
+def _workers(status: "Status") -> Iterator[StatusLine]:
+    rows = [
+        (
+            process.address,
+            _count(worker.held),
+            *_rates(worker),
+            _age(worker.last_sent_at),
+            _state(process, worker),
+        )
+        for process, worker in status.workers
+    ]
+    yield from _table(("WORKER", "HELD", "SENT/S", "RETRY/S", "DEAD/S", "LAST", "STATE"), rows)
+
+
+def _rates(worker: "WorkerReport") -> tuple[str, str, str]:
+    if (rates := worker.rates) is None:
+        return (_UNKNOWN, _UNKNOWN, _UNKNOWN)
+    return (
+        _rate(rates.sent_per_second),
+        _rate(rates.retried_per_second),
+        _rate(rates.dead_per_second),
+    )
+
+
+def _receivers(status: "Status") -> Iterator[StatusLine]:
+    rows = [
+        (
+            process.address,
+            _rate(process.webhook.published_per_second),
+            _rate(process.webhook.refused_per_second),
+            _rate(process.webhook.failed_per_second),
+            _age(process.webhook.last_event_at),
+            _state(process, None),
+        )
+        for process in status.processes
+        if process.webhook is not None
+    ]
+    yield from _table(("WEBHOOK", "EVENTS/S", "REFUSED/S", "FAILED/S", "LAST", "STATE"), rows)
+
+
+def _state(process: "ProcessReport", worker: "WorkerReport | None") -> str:
+    if "not_draining" in process.failing:
+        return "draining"
+    if not process.is_connected:
+        return "no broker"
+    if worker is not None and worker.pauses:
+        return "paused: " + ", ".join(pause.reason for pause in worker.pauses)
+    if process.failing:
+        return "not ready: " + ", ".join(process.failing)
+    if worker is not None and worker.retry_after_seconds > 0:
+        return "slowed down"
+    if worker is not None and worker.is_standby is not None:
+        return "standing by" if worker.is_standby else "active"
+    return "ready"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[StatusLine]:
+    """Write a table, with all columns but the first and the last aligned to the right."""
+    if not rows:
+        return
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    aligned = [
+        [row[0], *(row[at].rjust(widths[at]) for at in range(1, len(row) - 1)), row[-1]]
+        for row in (head, *rows)
+    ]
+    first, *others = format_table(aligned[0], aligned[1:])
+    yield StatusLine(first, "bold")
+    yield from map(StatusLine, others)

@@ -12,9 +12,9 @@ from yarl import URL
 
 from bridge.admin.admin_port import AdminPort
 from bridge.admin.doctor import examine
-from bridge.admin.status.look import Looker
-from bridge.admin.worker_status import read_worker_status
-from bridge.cli.status_screen import format_status
+from bridge.admin.status import StatusReader
+from bridge.admin.worker_status import read_worker
+from bridge.cli.status import format_status
 from bridge.worker.fates import Answer
 from bridge.worker.service.sender import Sender
 from tests.alarms import memory_alarm
@@ -190,17 +190,23 @@ async def _declare_with_full_dead_queue(bench: Bench) -> None:
 async def _each_command_names(live: Live, bench: Bench, queue: str) -> None:
     port = URL(live.admin_url).port
     settings = make_settings(bench.values(admin__port=port, rabbitmq__url=[bench.broker.url]))
-    told = await read_worker_status(settings)
-    assert told == ("broker_blocked", queue, "nacked")
+    told = await read_worker(settings)
+    assert told is not None
+    assert told.deciding_pause is not None
+    assert told.deciding_pause.model_dump(include={"reason", "queue", "fault"}) == {
+        "reason": "broker_blocked",
+        "queue": queue,
+        "fault": "nacked",
+    }
     assert live.logged("not_stored")[0]["queue"] == queue
     assert live.logged("paused")[0] == {
         "reason": "broker_blocked",
         "queue": queue,
         "fault": "nacked",
     }
-    looker = Looker(settings, [AdminPort("127.0.0.1", port or 0)])
-    lines = " ".join(line.text.strip() for line in format_status(await looker.look()))
-    await looker.aclose()
+    reader = StatusReader(settings, [AdminPort("127.0.0.1", port or 0)])
+    lines = " ".join(line.text.strip() for line in format_status(await reader.read()))
+    await reader.aclose()
     findings = await examine(settings, ["worker"], management="http://127.0.0.1:9")
     said = [one.text for one in findings if one.subject == "worker"]
     for text in (lines, *said):

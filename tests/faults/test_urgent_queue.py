@@ -12,7 +12,7 @@ import pytest
 from bridge.admin.checks.broker import check_consumers
 from bridge.admin.checks.findings import CheckedBroker
 from bridge.admin.drain import count_waiting
-from bridge.admin.status.look import Looker
+from bridge.admin.status import StatusReader
 from bridge.sandbox.processes import guarded
 from tests.faults.amqp_proxy import ACK
 from tests.faults.bench import (
@@ -318,11 +318,11 @@ async def test_operators_see_both_queues(bench: Bench, tmp_path: Path) -> None:
         assert await pause.wait() == 0
         await eventually(lambda: not live.worker.consumer.is_registered, what="a pause")
         numbers = [*await bench.publish(30), *await bench.publish(20, urgent=True)]
-        looker = Looker(settings, [])
+        reader = StatusReader(settings, [])
         try:
-            shown = (await looker.look()).queues
+            shown = (await reader.read()).queues
         finally:
-            await looker.aclose()
+            await reader.aclose()
         async with open_link(bench, "check") as connection:
             waiting = await count_waiting(connection, settings.worker)
             broker = CheckedBroker(

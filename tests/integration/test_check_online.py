@@ -531,8 +531,8 @@ async def test_it_is_shown_a_line_each(site: Site, canaries: Canaries) -> None:
     assert any(line.startswith("ok    broker ") for line in lines)
     assert any(line.startswith(f"warn  queue {site.name}: nobody") for line in lines)
     assert (
-        "ok    worker: no worker answers on this computer; whether one is paused, its own "
-        "/readyz says"
+        "ok    worker: no worker answers on this computer; the /readyz of each says whether "
+        "it is paused"
     ) in lines
 
 

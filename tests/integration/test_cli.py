@@ -28,7 +28,7 @@ from bridge import is_compiled
 from bridge.__main__ import app
 from bridge.admin import send
 from bridge.admin.broker_session import open_session
-from bridge.admin.worker_status import read_worker_status
+from bridge.admin.worker_status import read_worker
 from bridge.config import Settings, load_settings
 from bridge.errors import BrokerError
 from bridge.sandbox.broker import Broker
@@ -635,7 +635,7 @@ async def test_send_says_that_the_worker_is_paused(
     assert re.fullmatch(r"[0-9a-f-]{36}\n", result.stdout.decode())
     assert checked.returncode == 1
     assert f"fail  worker: {why}" in checked.stdout.decode().splitlines()
-    assert await read_worker_status(load_settings(None, make_environ(other))) is None
+    assert await read_worker(load_settings(None, make_environ(other))) is None
 
 
 async def test_send_says_what_it_cannot_know(amqp: Amqp, amqp_url: str, canaries: Canaries) -> None:
@@ -653,8 +653,8 @@ async def test_send_says_what_it_cannot_know(amqp: Amqp, amqp_url: str, canaries
     await amqp.delete([queue])
 
     assert result.stderr.decode() == (
-        "sms-bridge: no outcome within 1 s (no worker answers on this computer; whether one is "
-        "paused, its own /readyz says); the request stays queued\n"
+        "sms-bridge: no outcome within 1 s (no worker answers on this computer; the /readyz of "
+        "each says whether it is paused); the request stays queued\n"
     )
 
 

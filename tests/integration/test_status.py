@@ -239,7 +239,7 @@ async def test_names_that_cannot_be_are_refused(scene: Scene) -> None:
 
     assert result.returncode == 2
     assert result.stderr.decode() == (
-        "sms-bridge: --admin: has to be HOST or HOST:PORT, an IPv6 address in brackets\n"
+        "sms-bridge: --admin: must be HOST or HOST:PORT, with an IPv6 address in brackets\n"
     )
 
 

@@ -18,7 +18,7 @@ from bridge.admin.checks.findings import (
     version_of,
 )
 from bridge.admin.pausing import explain_paused, find_pause
-from bridge.admin.worker_status import UNKNOWN, explain_pause, read_worker_status
+from bridge.admin.worker_status import UNKNOWN, explain_local_pause, read_worker
 from bridge.amqp.channels import RPC_TIMEOUT_SECONDS, close_channel, open_channel
 from bridge.amqp.client import Channel, ChannelAccessRefused, ChannelClosed, Connection
 from bridge.amqp.connecting import close_quietly, host_of, open_connection, tls_context
@@ -315,14 +315,13 @@ async def check_consumers(broker: CheckedBroker) -> list[Finding]:
     if "worker" in broker.roles:
         name = settings.worker.queue
         fix = "start a worker; where one runs, its /readyz says why it takes nothing"
-        status = await read_worker_status(settings)
-        if status is None:
+        worker = await read_worker(settings)
+        if worker is None:
             findings.append(Finding("worker", "ok", UNKNOWN))
-        elif status.paused is None:
+        elif (pause := worker.deciding_pause) is None:
             findings.append(Finding("worker", "ok", "that on this computer is not paused"))
         else:
-            text, remedy = explain_pause(status.paused, status.queue, status.fault)
-            findings.append(Finding("worker", "fail", text, remedy))
+            findings.append(Finding("worker", "fail", *explain_local_pause(pause)))
         findings += await _judge_pause(connection, name)
         for queue in request_queues(settings.worker):
             findings += await _judge_consumers(connection, queue, "nothing is sent", fix)

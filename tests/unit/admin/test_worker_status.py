@@ -7,13 +7,14 @@ from typing import get_args
 import pytest
 
 from bridge.admin import admin_port
-from bridge.admin.worker_status import WorkerStatus, explain_pause, read_worker_status
+from bridge.admin.admin_port import PauseFacts
+from bridge.admin.worker_status import explain_local_pause, explain_pause, read_worker
 from bridge.config import Settings
 from bridge.worker.fates import PauseReason
 
 
-async def ask(body: bytes | None, host: str = "127.0.0.1") -> WorkerStatus | None:
-    """Ask a port that gives this answer, or none."""
+async def ask(body: bytes | None, host: str = "127.0.0.1") -> PauseFacts | str:
+    """Ask a port that gives this answer, or none; return the deciding pause, if any."""
     asked = asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -29,9 +30,9 @@ async def ask(body: bytes | None, host: str = "127.0.0.1") -> WorkerStatus | Non
     async with await asyncio.start_server(answer, host, 0) as server:
         port = server.sockets[0].getsockname()[1]
         admin = {"host": {"127.0.0.1": "0.0.0.0"}.get(host, host), "port": port}
-        status = await read_worker_status(Settings.model_validate({"admin": admin}))
+        worker = await read_worker(Settings.model_validate({"admin": admin}))
     assert asked.is_set()
-    return status
+    return "no worker" if worker is None else worker.deciding_pause or "not paused"
 
 
 def page(**worker: object) -> bytes:
@@ -42,12 +43,13 @@ def page(**worker: object) -> bytes:
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 async def test_reason_of_a_paused_worker(host: str) -> None:
     """The reason is the worker's own, wherever it listens on this computer."""
-    assert await ask(page(queue="sms.outbound", paused="outage"), host) == WorkerStatus("outage")
+    pause = PauseFacts(reason="outage")
+    assert await ask(page(queue="sms.outbound", paused="outage"), host) == pause
 
 
 async def test_worker_that_is_not_paused() -> None:
     """A worker that is not paused is told from none."""
-    assert await ask(page(queue="sms.outbound", paused=None)) == WorkerStatus(None)
+    assert await ask(page(queue="sms.outbound", paused=None)) == "not paused"
 
 
 @pytest.mark.parametrize(
@@ -69,14 +71,14 @@ async def test_worker_that_is_not_paused() -> None:
 )
 async def test_no_reason_is_made_up(body: bytes) -> None:
     """Whatever else answers there tells of no pause."""
-    assert await ask(body) is None
+    assert await ask(body) == "no worker"
 
 
 async def test_silence_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A port that answers nothing is not waited for."""
     monkeypatch.setattr(admin_port, "ANSWER_SECONDS", 0.5)
 
-    assert await ask(None) is None
+    assert await ask(None) == "no worker"
 
 
 @pytest.mark.parametrize(
@@ -93,14 +95,15 @@ async def test_the_queue_that_refuses_is_named(fault: str, text: str) -> None:
     pause = {"reason": "broker_blocked", "queue": "q.dead", "fault": fault}
     told = await ask(page(queue="sms.outbound", paused="broker_blocked", pauses=[pause]))
 
-    assert told == WorkerStatus("broker_blocked", "q.dead", fault)
-    assert text in explain_pause("broker_blocked", "q.dead", fault)[0]
+    assert told == PauseFacts.model_validate(pause)
+    assert text in explain_pause(told)[0]
 
 
 @pytest.mark.parametrize("reason", get_args(PauseReason))
 def test_every_reason_is_explained(reason: PauseReason) -> None:
     """Each reason for a pause has a cause and a remedy."""
-    text, remedy = explain_pause(reason)
+    text, remedy = explain_local_pause(PauseFacts(reason=reason))
 
     assert text.startswith(f"the worker on this computer is paused ({reason}): ")
+    assert "later version" not in text
     assert remedy

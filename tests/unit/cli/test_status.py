@@ -6,7 +6,7 @@ from typing import Any, get_args
 import pytest
 
 from bridge.admin.admin_port import PauseFacts
-from bridge.admin.status.report import (
+from bridge.admin.status import (
     BrokerReport,
     DeadLettersReport,
     OperatorPauseReport,
@@ -17,7 +17,7 @@ from bridge.admin.status.report import (
     Status,
     WorkerReport,
 )
-from bridge.cli.status_screen import WIDTH, format_status
+from bridge.cli.status import WIDTH, format_status
 from bridge.telemetry.log_format import utc_text
 from bridge.worker.fates import PauseReason
 
@@ -96,9 +96,9 @@ def sentences(*processes: ProcessReport, **facts: Any) -> list[str]:
     """Return what is wrong, each broken sentence in one piece."""
     joined: list[str] = []
     for line in format_status(status(*processes, **facts)):
-        if line.kind == "wrong" and line.text.startswith(" "):
+        if line.style == "red" and line.text.startswith(" "):
             joined[-1] += " " + line.text.strip()
-        elif line.kind == "wrong":
+        elif line.style == "red":
             joined.append(line.text)
     return joined
 
@@ -181,10 +181,10 @@ def test_workers_own_pauses(reason: PauseReason) -> None:
 
 
 def test_a_pause_of_a_later_version() -> None:
-    """A reason that is not known is told without a meaning."""
+    """A reason that is not known is named."""
     one = worker("10.0.0.7:9090", paused("lunch"), paused("outage"))
 
-    assert sentences(one)[0] == "PAUSED  1 of 1 worker, lunch"
+    assert sentences(one)[0].startswith("PAUSED  1 of 1 worker, lunch: a later version")
     assert "paused: lunch, outage" in screen(one)
 
 
@@ -237,11 +237,11 @@ def test_the_broker_stores_nothing() -> None:
 def test_ports_that_do_not_answer() -> None:
     """Each is named, by address and name, with why."""
     silent = ProcessReport(name="workers:9090", address="10.0.0.9:9090", fault="no connection")
-    unknown = ProcessReport(name="nobody:1", address="nobody:1", fault="nobody knows the name")
+    unknown = ProcessReport(name="nobody:1", address="nobody:1", fault="the name has no address")
 
     assert sentences(*TWO, silent, unknown) == [
         "NO ANSWER  10.0.0.9:9090 (workers:9090): no connection",
-        "NO ANSWER  nobody:1: nobody knows the name",
+        "NO ANSWER  nobody:1: the name has no address",
     ]
 
 
@@ -271,7 +271,7 @@ def test_a_narrow_terminal() -> None:
     note = OperatorPauseReport(since=ago(60), reason="wrong text in the spring campaign")
     found = status(*TWO, is_paused_by_operator=True, paused_by_operator=note)
     lines = [line.text for line in format_status(found, 40)]
-    wrong = [line.text for line in format_status(found, 40) if line.kind == "wrong"]
+    wrong = [line.text for line in format_status(found, 40) if line.style == "red"]
     ladder = next(at for at, line in enumerate(lines) if line.startswith("on the retry ladder"))
 
     assert max(map(len, [*wrong, *lines[ladder : ladder + 2]])) <= 40

@@ -1,0 +1,574 @@
+"""The state of the broker, the workers and the webhook receivers, for `sms-bridge status`.
+
+`StatusReader` asks the broker and the admin ports of all roles at the same time. The models are
+the members of `status --json`: None means unknown, times are UTC like `2030-01-31T03:12:00Z`, and
+a rate is that between two readings. No part can hold a phone number, a text or a secret.
+"""
+
+import asyncio
+import re
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Final, Literal, NamedTuple
+
+from pydantic import BaseModel
+
+from bridge.admin.admin_port import (
+    STRANGER,
+    AdminPort,
+    Client,
+    HealthReport,
+    PauseFacts,
+    WorkerFacts,
+    addresses_of,
+    open_client,
+    read_health,
+    read_metrics,
+)
+from bridge.admin.pausing import find_pause
+from bridge.amqp.client import Connection
+from bridge.amqp.connecting import close_quietly, open_first_connection
+from bridge.config import Settings
+from bridge.deadline import Deadline
+from bridge.errors import BridgeError, BrokerError
+from bridge.telemetry.log_format import utc_text
+from bridge.telemetry.scrape import Scrape
+from bridge.topology.declarations import dead_queue, request_queues, retry_queue
+from bridge.topology.paused_queue import Note
+from bridge.topology.queue_sizes import QueueSizes, try_to_read_queue
+
+# For each URL of the broker; then for all questions to it.
+CONNECT_SECONDS: Final = 3.0
+ANSWER_SECONDS: Final = 5.0
+# More pods than the bridge is made for. All are asked at once.
+MAX_PORTS: Final = 256
+# Between the two readings that a rate needs, if there is no earlier one.
+RATE_SECONDS: Final = 1.0
+
+
+# The models
+
+
+class BrokerReport(BaseModel, frozen=True):
+    """`fault`: why the broker does not answer. `stores` is False in an alarm of memory or disk.
+
+    `refused` are the queues on which the user has no permission, so that their sizes are unknown.
+    """
+
+    fault: str | None
+    stores: bool | None
+    refused: Sequence[str] = ()
+
+
+class QueueReport(BaseModel, frozen=True):
+    """`ready` messages wait in the queue. `delay_seconds` is the delay of a retry queue."""
+
+    name: str
+    role: Literal["requests", "retry", "dead_letters", "events"]
+    delay_seconds: float | None = None
+    exists: bool | None = None
+    ready: int | None = None
+    consumers: int | None = None
+
+
+class OperatorPauseReport(BaseModel, frozen=True):
+    """The pause of every worker; `reason` was given with `sms-bridge pause`."""
+
+    since: str | None
+    reason: str | None
+
+
+class RatesReport(BaseModel, frozen=True):
+    """Deliveries per second, by outcome."""
+
+    sent_per_second: float
+    retried_per_second: float
+    dead_per_second: float
+
+
+class WorkerReport(BaseModel, frozen=True):
+    """One worker, with counts since its start.
+
+    `held` deliveries are not settled, and the oldest of them was published `oldest_seconds` ago.
+    `stored` copies went to the retry queues, and `returned` came back to this worker. `is_standby`
+    is None where all workers are active.
+    """
+
+    queue: str
+    pauses: Sequence[PauseFacts]
+    outage_suspected: bool
+    retry_after_seconds: float
+    is_consuming: bool
+    is_standby: bool | None = None
+    held: int
+    in_flight: int
+    oldest_seconds: float | None
+    last_sent_at: str | None
+    rates: RatesReport | None
+    sent: int
+    stored: int = 0
+    returned: int = 0
+    retried: Mapping[str, int]
+    dead: Mapping[str, int]
+
+
+class ReceiverReport(BaseModel, frozen=True):
+    """One webhook receiver, with its webhooks since its start by outcome."""
+
+    last_event_at: str | None
+    published_per_second: float | None
+    refused_per_second: float | None
+    failed_per_second: float | None
+    events: Mapping[str, int]
+
+
+class ProcessReport(BaseModel, frozen=True):
+    """One admin port; `fault` says why no role answers there, and all else is unknown then.
+
+    `name` was asked for and stands for `address`. `failing` are the failing checks of /readyz.
+    """
+
+    name: str
+    address: str
+    fault: str | None
+    version: str | None = None
+    failing: Sequence[str] = ()
+    is_connected: bool | None = None
+    worker: WorkerReport | None = None
+    webhook: ReceiverReport | None = None
+
+
+class DeadLettersReport(BaseModel, frozen=True):
+    """The dead letters that wait, and those that the workers have made since they started."""
+
+    waiting: int | None
+    by_reason: Mapping[str, int]
+
+
+class LadderReport(BaseModel, frozen=True):
+    """Retries that the workers which answer have stored, and that came back to them.
+
+    Those not back wait in the retry queues, in the queue of requests, or outside it if it is full.
+    """
+
+    stored: int
+    returned: int
+    not_back: int
+
+
+class Status(BaseModel, frozen=True):
+    """The whole status.
+
+    `queues_from` is the broker, or the workers if the broker does not answer: their last reading,
+    at `queues_at`. `rates` and `dead_letters` add up the workers that answer, and `oldest_seconds`
+    is the age of the oldest message that any of them holds.
+    """
+
+    at: str
+    broker: BrokerReport
+    queues: Sequence[QueueReport]
+    queues_from: Literal["broker", "workers"] | None
+    queues_at: str | None
+    is_paused_by_operator: bool | None
+    paused_by_operator: OperatorPauseReport | None
+    oldest_seconds: float | None
+    rates: RatesReport | None
+    dead_letters: DeadLettersReport
+    ladder: LadderReport | None = None
+    processes: Sequence[ProcessReport]
+
+    @property
+    def workers(self) -> list[tuple[ProcessReport, WorkerReport]]:
+        """The workers that answer."""
+        return [(one, one.worker) for one in self.processes if one.worker is not None]
+
+
+# One role's answers
+
+_PROCESSED: Final = "sms_bridge_worker_messages_processed_total"
+_LADDER: Final = "sms_bridge_worker_ladder_messages_total"
+_EVENTS: Final = "sms_bridge_webhook_events_total"
+# Of the outcomes of webhooks; a repeat is in none of them.
+_PUBLISHED: Final = ("published", "unparsed")
+_REFUSED: Final = ("invalid_signature", "too_large", "incomplete")
+_FAILED: Final = ("publish_failed", "overloaded")
+# From the year 10000 on there is no date that other programs read.
+_LAST_MOMENT: Final = 253_402_300_800
+# More than was ever counted, and exact as a float.
+_MOST: Final = 2**53
+_WORD: Final = re.compile("[a-z][a-z0-9_]{0,39}")
+_VERSION: Final = re.compile("[0-9A-Za-z.+!_-]{1,64}")
+
+
+class Reading(NamedTuple):
+    """The answers of a role, and when they came, by the monotonic clock.
+
+    The methods raise ValueError for a value or a label that no role has.
+    """
+
+    at: float
+    health: HealthReport
+    scrape: Scrape
+
+    def total(self, name: str, **labels: str) -> float:
+        """Return the sum of the samples with this name and these labels."""
+        most = _LAST_MOMENT if name.endswith("_timestamp_seconds") else _MOST
+        values = [value for _, value in self.scrape.samples(name, **labels)]
+        # Every comparison with NaN is false.
+        if not (all(0 <= value < most for value in values) and sum(values) < most):
+            raise ValueError(f"{name}: an impossible value")
+        return sum(values)
+
+    def count(self, name: str, **labels: str) -> int:
+        """Return the same as a whole number."""
+        return int(self.total(name, **labels))
+
+    def moment(self, name: str) -> str | None:
+        """Return the time that a metric holds."""
+        seconds = self.total(name)
+        return utc_text(seconds) if seconds else None
+
+    def by(self, label: str, name: str, **labels: str) -> dict[str, int]:
+        """Return counts by the value of a label, which is a word of a closed set; no zeros."""
+        words = {found.get(label, "") for found, _ in self.scrape.samples(name, **labels)}
+        if not all(map(_WORD.fullmatch, words)):
+            raise ValueError(f"{name}: an impossible label")
+        counts = {word: self.count(name, **labels, **{label: word}) for word in sorted(words)}
+        return {word: count for word, count in counts.items() if count}
+
+    def of_queue(self, name: str, queue: str) -> int | None:
+        """Return what its worker last saw of a queue; None if it does not watch that queue."""
+        is_watched = any(self.scrape.samples(name, queue=queue))
+        return self.count(name, queue=queue) if is_watched else None
+
+    def per_second(
+        self, before: "Reading | None", name: str, outcomes: Iterable[str]
+    ) -> float | None:
+        """Return the rate of these outcomes; None without an earlier reading of this process."""
+        start = "process_start_time_seconds"
+        if before is None or self.total(start) != before.total(start):
+            return None
+        count = sum(
+            self.total(name, outcome=one) - before.total(name, outcome=one) for one in outcomes
+        )
+        seconds = self.at - before.at
+        # There is no rate if the clock stands still or a counter goes back.
+        return round(count / seconds, 2) if seconds > 0 and count >= 0 else None
+
+
+class QueueView(NamedTuple):
+    """What the broker, or a worker that has asked it, says of the queues and an operator's pause.
+
+    `at` is in unix seconds, 0 for a worker that has not asked yet. `is_paused` None: not known.
+    """
+
+    at: float
+    queues: Sequence[QueueReport]
+    is_paused: bool | None = None
+    note: Note | None = None
+
+
+class DescribedProcess(NamedTuple):
+    """The report on a role, and its view of the queues if it is a worker."""
+
+    report: ProcessReport
+    view: QueueView | None = None
+
+
+def describe(
+    name: AdminPort,
+    address: AdminPort,
+    reading: Reading,
+    before: Reading | None,
+    queues: Sequence[QueueReport],
+) -> DescribedProcess:
+    """Report on a role; a worker of another queue than the first of `queues` is a fault.
+
+    Raises ValueError if no role answers so.
+    """
+    facts, where = reading.health.worker, {"name": str(name), "address": str(address)}
+    if facts is not None and facts.queue != queues[0].name:
+        fault = "a worker of another queue answers"
+        return DescribedProcess(ProcessReport(**where, fault=fault))
+    builds = (labels for labels, _ in reading.scrape.samples("sms_bridge_build_info"))
+    versions = (labels.get("version", "") for labels in builds)
+    is_receiver = any(reading.scrape.samples(_EVENTS))
+    report = ProcessReport(
+        **where,
+        fault=None,
+        version=next(filter(_VERSION.fullmatch, versions), None),
+        failing=[check for check, result in reading.health.checks.items() if result != "ok"],
+        is_connected=reading.total("sms_bridge_amqp_connection_up") > 0,
+        worker=None if facts is None else _describe_worker(facts, reading, before),
+        webhook=_describe_receiver(reading, before) if is_receiver else None,
+    )
+    if facts is None:
+        return DescribedProcess(report)
+    at = reading.total("sms_bridge_worker_queue_stats_timestamp_seconds")
+    ready, consumers = (
+        {
+            one.name: reading.of_queue(f"sms_bridge_worker_queue_{metric}", one.name)
+            for one in queues
+        }
+        for metric in ("messages_ready", "consumers")
+    )
+    seen = [
+        one.model_copy(update={"ready": ready[one.name], "consumers": consumers[one.name]})
+        for one in queues
+    ]
+    # That a worker obeys no operator's pause proves nothing.
+    is_paused = any(pause.reason == "operator" for pause in facts.pauses) or None
+    return DescribedProcess(report, QueueView(at, seen, is_paused, facts.paused_by_operator))
+
+
+def _describe_worker(facts: WorkerFacts, reading: Reading, before: Reading | None) -> WorkerReport:
+    oldest = reading.total("sms_bridge_worker_oldest_held_message_timestamp_seconds")
+    outcomes = ("sent", "retried", "dead")
+    rates = {
+        f"{one}_per_second": rate
+        for one in outcomes
+        if (rate := reading.per_second(before, _PROCESSED, [one])) is not None
+    }
+    return WorkerReport(
+        queue=facts.queue,
+        pauses=facts.pauses,
+        outage_suspected=facts.outage_suspected,
+        retry_after_seconds=facts.retry_after_seconds,
+        is_consuming=reading.total("sms_bridge_worker_consumer_up") > 0,
+        is_standby=facts.standby,
+        held=reading.count("sms_bridge_worker_messages_in_progress"),
+        in_flight=reading.count("sms_bridge_worker_provider_requests_in_flight"),
+        oldest_seconds=round(max(0.0, time.time() - oldest), 1) if oldest else None,
+        last_sent_at=reading.moment("sms_bridge_worker_last_sent_timestamp_seconds"),
+        rates=RatesReport(**rates) if len(rates) == len(outcomes) else None,
+        stored=reading.count(_LADDER, event="stored"),
+        returned=reading.count(_LADDER, event="returned"),
+        sent=reading.count(_PROCESSED, outcome="sent"),
+        retried=reading.by("reason", _PROCESSED, outcome="retried"),
+        dead=reading.by("reason", _PROCESSED, outcome="dead"),
+    )
+
+
+def _describe_receiver(reading: Reading, before: Reading | None) -> ReceiverReport:
+    return ReceiverReport(
+        last_event_at=reading.moment("sms_bridge_webhook_last_event_timestamp_seconds"),
+        published_per_second=reading.per_second(before, _EVENTS, _PUBLISHED),
+        refused_per_second=reading.per_second(before, _EVENTS, _REFUSED),
+        failed_per_second=reading.per_second(before, _EVENTS, _FAILED),
+        events=reading.by("outcome", _EVENTS),
+    )
+
+
+# The readers
+
+
+class StatusReader:
+    """Reads the status as often as it is asked, each time within a deadline; changes nothing.
+
+    `ports` are the admin ports of all roles; a name stands for all its addresses.
+    """
+
+    def __init__(self, settings: Settings, ports: Sequence[AdminPort]) -> None:
+        self._queues = list(_queues_of(settings))
+        self._ports = ports
+        self._readings: dict[AdminPort, Reading] = {}
+        shorter = min(CONNECT_SECONDS, settings.rabbitmq.connect_timeout_seconds)
+        self._rabbitmq = settings.rabbitmq.model_copy(update={"connect_timeout_seconds": shorter})
+        self._broker_seconds = shorter * len(settings.rabbitmq.url) + ANSWER_SECONDS
+        # An operator's pause is found with a publish that comes back. An alarm of the broker may
+        # block a connection that publishes, so the questions have a connection of their own.
+        self._asking: Connection | None = None
+        self._publishing: Connection | None = None
+
+    async def read(self) -> Status:
+        """Read everything; raise BridgeError only if the ports are too many.
+
+        The first time takes `RATE_SECONDS` longer.
+        """
+        (broker, view), processes = await asyncio.gather(
+            self._read_broker(), self._read_processes()
+        )
+        return put_together(self._queues, broker, view, processes)
+
+    async def aclose(self) -> None:
+        """Close the connections to the broker; the next reading opens new ones."""
+        connections, self._asking, self._publishing = (self._asking, self._publishing), None, None
+        for connection in connections:
+            if connection is not None:
+                await close_quietly(connection)
+
+    async def _read_broker(self) -> tuple[BrokerReport, QueueView | None]:
+        try:
+            async with Deadline(self._broker_seconds):
+                return await self._ask_broker()
+        except TimeoutError:
+            fault = f"no answer within {self._broker_seconds:g} s"
+        except BrokerError as error:
+            fault = str(error)
+        await self.aclose()
+        return BrokerReport(fault=fault, stores=None), None
+
+    async def _ask_broker(self) -> tuple[BrokerReport, QueueView]:
+        while True:
+            self._asking = await self._connected(self._asking, "status")
+            self._publishing = await self._connected(self._publishing, "status publish")
+            refused = set[str]()
+            sizes = {
+                one.name: await try_to_read_queue(self._asking, one.name, refused=refused)
+                for one in self._queues
+            }
+            if refused or any(sizes.values()):
+                break
+            # The connection may have ended since the last reading, which shows only now.
+            if not _is_lost(self._asking):
+                raise BrokerError(
+                    "it answers nothing about the queues; look at its log and its nodes"
+                )
+        queues = [_as_broker_says(one, sizes[one.name]) for one in self._queues]
+        view = QueueView(time.time(), queues)
+        with suppress(BrokerError):
+            paused = await find_pause(
+                self._asking, self._queues[0].name, publishing=self._publishing
+            )
+            note = None if paused is None else paused.note
+            view = view._replace(is_paused=paused is not None, note=note)
+        # An alarm of the broker shows only now, after something was published.
+        stores = not self._publishing.wire.is_blocked
+        return BrokerReport(fault=None, stores=stores, refused=sorted(refused)), view
+
+    async def _connected(self, connection: Connection | None, name: str) -> Connection:
+        if connection is not None:
+            if not _is_lost(connection):
+                return connection
+            await close_quietly(connection)
+        return await open_first_connection(self._rabbitmq, name=name)
+
+    async def _read_processes(self) -> list[DescribedProcess]:
+        names, unknown = await self._look_up()
+        self._readings = {at: one for at, one in self._readings.items() if at in names}
+        async with open_client() as client:
+            if names and not self._readings:
+                await asyncio.gather(*(self._read_port(client, *one) for one in names.items()))
+                await asyncio.sleep(RATE_SECONDS)
+            found = await asyncio.gather(*(self._read_port(client, *one) for one in names.items()))
+        return unknown + found
+
+    async def _read_port(
+        self, client: Client, address: AdminPort, name: AdminPort
+    ) -> DescribedProcess:
+        before = self._readings.pop(address, None)
+        try:
+            health = await read_health(client, address)
+            scrape = await read_metrics(client, address)
+            reading = Reading(time.monotonic(), health, scrape)
+            described = describe(name, address, reading, before, self._queues)
+        except BridgeError as error:
+            fault = str(error)
+        except ValueError:
+            fault = STRANGER
+        else:
+            self._readings[address] = reading
+            return described
+        return DescribedProcess(ProcessReport(name=str(name), address=str(address), fault=fault))
+
+    async def _look_up(self) -> tuple[dict[AdminPort, AdminPort], list[DescribedProcess]]:
+        """Return the first name of each address, and reports on names without an address."""
+        names: dict[AdminPort, AdminPort] = {}
+        unknown = []
+        found = await asyncio.gather(*map(addresses_of, self._ports), return_exceptions=True)
+        for name, addresses in zip(self._ports, found, strict=True):
+            if isinstance(addresses, BridgeError):
+                report = ProcessReport(name=str(name), address=str(name), fault=str(addresses))
+                unknown.append(DescribedProcess(report))
+            elif isinstance(addresses, BaseException):
+                raise addresses
+            else:
+                names = dict.fromkeys(addresses, name) | names
+        if len(names) > MAX_PORTS:
+            raise BridgeError(f"--admin: stands for more than {MAX_PORTS} addresses; name fewer")
+        return dict(sorted(names.items())), unknown
+
+
+def _queues_of(settings: Settings) -> Iterator[QueueReport]:
+    """Yield the queues to report on, the main queue first."""
+    names = request_queues(settings.worker)
+    for name in names:
+        yield QueueReport(name=name, role="requests")
+    for name in names:
+        for delay in settings.worker.retry_delays:
+            yield QueueReport(name=retry_queue(name, delay), role="retry", delay_seconds=delay)
+    yield QueueReport(name=dead_queue(settings.worker.queue), role="dead_letters")
+    if settings.webhook.queue is not None:
+        yield QueueReport(name=settings.webhook.queue, role="events")
+
+
+def _is_lost(connection: Connection) -> bool:
+    transport = connection.transport
+    return transport is None or transport.connection.is_closed
+
+
+# The status
+
+
+def put_together(
+    queues: Sequence[QueueReport],
+    broker: BrokerReport,
+    broker_view: QueueView | None,
+    described: Sequence[DescribedProcess],
+) -> Status:
+    """Make the status of all answers; `queues` is used if nobody tells of them."""
+    processes = [one.report for one in described]
+    workers = [one.worker for one in processes if one.worker is not None]
+    views = [one.view for one in described if one.view is not None]
+    asked = [view for view in views if view.at]
+    view = broker_view or max(asked, key=lambda one: one.at, default=None)
+    # If the broker does not tell of an operator's pause, a worker that obeys it does.
+    told = (one for one in (broker_view, *views) if one is not None and one.is_paused is not None)
+    pause = next(told, None)
+    note = None if pause is None else pause.note
+    ages = [one.oldest_seconds for one in workers if one.oldest_seconds is not None]
+    stored, returned = sum(one.stored for one in workers), sum(one.returned for one in workers)
+    queues = queues if view is None else view.queues
+    return Status(
+        at=utc_text(time.time()),
+        broker=broker,
+        queues=queues,
+        queues_from=None if view is None else "workers" if broker_view is None else "broker",
+        queues_at=None if view is None else utc_text(view.at),
+        is_paused_by_operator=None if pause is None else pause.is_paused,
+        paused_by_operator=None
+        if note is None
+        else OperatorPauseReport(since=note.since_text, reason=note.reason),
+        oldest_seconds=max(ages, default=None),
+        rates=_sum_rates([one.rates for one in workers if one.rates is not None]),
+        dead_letters=DeadLettersReport(
+            waiting=next((one.ready for one in queues if one.role == "dead_letters"), None),
+            by_reason=dict(sum((Counter(one.dead) for one in workers), Counter())),
+        ),
+        # A worker that has ended may have stored the retry copy that another worker received.
+        ladder=LadderReport(stored=stored, returned=returned, not_back=max(0, stored - returned))
+        if workers
+        else None,
+        processes=processes,
+    )
+
+
+def _as_broker_says(queue: QueueReport, sizes: QueueSizes | None) -> QueueReport:
+    if sizes is None:
+        return queue
+    if not sizes.exists:
+        return queue.model_copy(update={"exists": False})
+    counts = {"exists": True, "ready": sizes.ready, "consumers": sizes.consumers}
+    return queue.model_copy(update=counts)
+
+
+def _sum_rates(rates: Sequence[RatesReport]) -> RatesReport | None:
+    if not rates:
+        return None
+    return RatesReport(
+        sent_per_second=round(sum(one.sent_per_second for one in rates), 2),
+        retried_per_second=round(sum(one.retried_per_second for one in rates), 2),
+        dead_per_second=round(sum(one.dead_per_second for one in rates), 2),
+    )

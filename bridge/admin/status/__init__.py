@@ -1,1 +1,0 @@
-"""What `sms-bridge status` finds out: of the broker, and of every role that it is told to ask."""
