@@ -5,19 +5,17 @@ describes, and the transport to the SMS API.
 """
 
 import json
-import re
 import string
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 from bridge.amqp.properties import Properties
 from bridge.config import SmsApiSettings, WorkerSettings
 from bridge.config.presets import Preset, documented_answers, preset_settings
 from bridge.worker.envelope import bare_envelope
-from bridge.worker.fates import Answer, Fate
+from bridge.worker.fates import Answer
 from bridge.worker.request import parse_request
 from bridge.worker.service.shape import shape_from
 from bridge.worker.service.transport import open_transport
@@ -127,7 +125,11 @@ class Service:
     otherwise: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     api: Mapping[str, Any] = field(default_factory=dict)
     key_in: Callable[[Recorded], str] | None = None
+    # The longest key that the service takes.
+    key_characters: int = 0
     also: Mapping[str, tuple[Told, str]] = field(default_factory=dict)
+    # What the client makes of the answer to a wrong API key.
+    code_of_another_key: str | None = None
 
     @property
     def answers(self) -> dict[str, Told]:
@@ -159,66 +161,6 @@ async def send_ours(service: Service, stub: Stub, message: Message) -> Answer:
         return shape.judge(reply)
     finally:
         await transport.aclose()
-
-
-async def assert_sends_the_same(service: Service, stub: Stub, message: Message) -> None:
-    """Fail unless we send what the client sends."""
-    accepted = next(one for one in documented_answers(service.preset) if one["fate"] == "sent")
-    stub.told = in_json(accepted["status"], accepted["body"])
-    await send_ours(service, stub, message)
-    ours = stub.only
-    if service.key_in is not None:
-        message = message._replace(key=service.key_in(ours))
-    service.send(stub, message)
-    theirs = stub.only
-
-    assert said(ours, but={}) == said(theirs, but=service.own_headers)
-
-
-async def assert_reads_the_same(service: Service, stub: Stub, name: str) -> None:
-    """Fail unless we read in an answer what the client reads, or differ as we want to."""
-    known = service.answers
-    assert service.otherwise.keys() <= known.keys()
-    stub.told = known[name]
-    answer = await send_ours(service, stub, Message())
-    ours = Verdict(answer.fate is Fate.SENT, answer.provider_id, answer.code)
-    try:
-        theirs = Verdict(is_sent=True, provider_id=service.send(stub, Message()))
-    except Exception as error:  # noqa: BLE001  clients raise what they like
-        theirs = Verdict(is_sent=False, code=service.code_of(error))
-
-    assert len(stub.requests) == 2
-    if name in service.also:
-        assert fate_of(answer) == service.also[name][1]
-    if name in service.otherwise:
-        assert ours != theirs
-        assert fate_of(answer) == service.otherwise[name][0]
-    else:
-        assert ours == theirs
-
-
-def fate_of(answer: Answer) -> str:
-    """Write a fate as `response.errors` does."""
-    if answer.fate is Fate.SETUP:
-        return f"setup:{answer.pause}"
-    return answer.fate.value if answer.about is None else f"{answer.fate.value}:{answer.about}"
-
-
-async def assert_carries_the_key(
-    service: Service, stub: Stub, message: Message, *, most_characters: int
-) -> None:
-    """Fail unless our request holds the message's key: whole, or another one if it is too long."""
-    assert service.key_in is not None
-    await send_ours(service, stub, message)
-    sent = service.key_in(stub.only)
-    if message.key is None:
-        assert re.fullmatch("[0-9a-f]{32}", sent)
-        return
-    key = quote(message.key, safe=VISIBLE)
-    await send_ours(service, stub, message)
-
-    assert service.key_in(stub.only) == sent
-    assert sent == key if len(key) <= most_characters else len(sent) <= most_characters
 
 
 def by_code(preset: Preset, refusal: Callable[[str], Told]) -> dict[str, tuple[Told, str]]:

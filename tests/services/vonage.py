@@ -1,25 +1,16 @@
 """The preset `vonage` against Vonage's own client."""
 
-import pytest
 from vonage import Auth, HttpClientOptions, Vonage
 from vonage_http_client.errors import HttpRequestError
 from vonage_messages import Sms
 
 from tests.services.comparison import (
     ACCOUNT,
-    MESSAGES,
     NUMBER,
     SECRET,
     Message,
     Service,
-    assert_carries_the_key,
-    assert_reads_the_same,
-    assert_sends_the_same,
     by_code,
-)
-from tests.services.sandbox import (
-    assert_sandbox_refuses_the_client,
-    assert_sandbox_takes_what_the_client_sends,
 )
 from tests.services.stub import GUARD_SECONDS, Recorded, Stub, Told, in_json
 
@@ -68,10 +59,12 @@ def refusal(code: str, status: int = 422) -> Told:
     )
 
 
-VONAGE = Service(
+SERVICE = Service(
     "vonage",
     send,
     code_of,
+    key_characters=100,
+    code_of_another_key="unauthorized",
     key_in=key_in,
     also=by_code("vonage", refusal)
     | {
@@ -90,23 +83,3 @@ VONAGE = Service(
         ),
     },
 )
-
-
-@pytest.mark.parametrize("name", MESSAGES)
-async def test_request_is_the_clients(stub: Stub, name: str) -> None:
-    await assert_sends_the_same(VONAGE, stub, MESSAGES[name])
-
-
-@pytest.mark.parametrize("name", MESSAGES)
-async def test_key_is_carried(stub: Stub, name: str) -> None:
-    await assert_carries_the_key(VONAGE, stub, MESSAGES[name], most_characters=100)
-
-
-@pytest.mark.parametrize("name", VONAGE.answers)
-async def test_answer_is_read_as_by_the_client(stub: Stub, name: str) -> None:
-    await assert_reads_the_same(VONAGE, stub, name)
-
-
-def test_sandbox_passes_for_the_service(stub: Stub) -> None:
-    assert_sandbox_takes_what_the_client_sends(VONAGE, stub.certificate)
-    assert_sandbox_refuses_the_client(VONAGE, stub.certificate, "unauthorized")

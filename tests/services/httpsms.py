@@ -8,20 +8,11 @@ Those are for Go and Node.js, and both do the same: `POST /v1/messages/send` wit
 import json
 
 import httpx
-import pytest
 
 from tests.services.comparison import (
-    MESSAGES,
     SECRET,
     Message,
     Service,
-    assert_carries_the_key,
-    assert_reads_the_same,
-    assert_sends_the_same,
-)
-from tests.services.sandbox import (
-    assert_sandbox_refuses_the_client,
-    assert_sandbox_takes_what_the_client_sends,
 )
 from tests.services.stub import GUARD_SECONDS, Recorded, Stub, in_json
 
@@ -54,10 +45,11 @@ def key_in(request: Recorded) -> str:
     return key
 
 
-HTTPSMS = Service(
+SERVICE = Service(
     "httpsms",
     send,
     code_of,
+    key_characters=255,
     key_in=key_in,
     api={"account": None},
     also={
@@ -76,23 +68,3 @@ HTTPSMS = Service(
         "success without a message": ("sent", "the service says that it is in the phone's queue"),
     },
 )
-
-
-@pytest.mark.parametrize("name", MESSAGES)
-async def test_request_is_the_clients(stub: Stub, name: str) -> None:
-    await assert_sends_the_same(HTTPSMS, stub, MESSAGES[name])
-
-
-@pytest.mark.parametrize("name", MESSAGES)
-async def test_key_is_the_request_id(stub: Stub, name: str) -> None:
-    await assert_carries_the_key(HTTPSMS, stub, MESSAGES[name], most_characters=255)
-
-
-@pytest.mark.parametrize("name", HTTPSMS.answers)
-async def test_answer_is_read_as_by_the_clients(stub: Stub, name: str) -> None:
-    await assert_reads_the_same(HTTPSMS, stub, name)
-
-
-def test_sandbox_passes_for_the_service(stub: Stub) -> None:
-    assert_sandbox_takes_what_the_client_sends(HTTPSMS, stub.certificate)
-    assert_sandbox_refuses_the_client(HTTPSMS, stub.certificate, None)

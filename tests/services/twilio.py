@@ -1,24 +1,16 @@
 """The preset `twilio` against Twilio's own client."""
 
-import pytest
 from twilio.base.exceptions import TwilioRestException, TwilioServiceException
 from twilio.http.http_client import TwilioHttpClient
 from twilio.rest import Client
 
 from tests.services.comparison import (
     ACCOUNT,
-    MESSAGES,
     NUMBER,
     SECRET,
     Message,
     Service,
-    assert_reads_the_same,
-    assert_sends_the_same,
     by_code,
-)
-from tests.services.sandbox import (
-    assert_sandbox_refuses_the_client,
-    assert_sandbox_takes_what_the_client_sends,
 )
 from tests.services.stub import GUARD_SECONDS, Stub, Told, in_json
 
@@ -50,10 +42,11 @@ def refusal(code: str, status: int = 400) -> Told:
 
 
 NO_SID = "the client takes any 2xx, with or without a message in it"
-TWILIO = Service(
+SERVICE = Service(
     "twilio",
     send,
     code_of,
+    code_of_another_key="20003",
     own_headers={
         "x-twilio-client": "which client it is",
         "accept-charset": "answers are read as UTF-8 in any case",
@@ -85,18 +78,3 @@ TWILIO = Service(
         ),
     },
 )
-
-
-@pytest.mark.parametrize("name", MESSAGES)
-async def test_request_is_the_clients(stub: Stub, name: str) -> None:
-    await assert_sends_the_same(TWILIO, stub, MESSAGES[name])
-
-
-@pytest.mark.parametrize("name", TWILIO.answers)
-async def test_answer_is_read_as_by_the_client(stub: Stub, name: str) -> None:
-    await assert_reads_the_same(TWILIO, stub, name)
-
-
-def test_sandbox_passes_for_the_service(stub: Stub) -> None:
-    assert_sandbox_takes_what_the_client_sends(TWILIO, stub.certificate)
-    assert_sandbox_refuses_the_client(TWILIO, stub.certificate, "20003")

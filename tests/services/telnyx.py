@@ -2,22 +2,12 @@
 
 from typing import Any
 
-import pytest
-
 from tests.services.comparison import (
-    MESSAGES,
     NUMBER,
     SECRET,
     Message,
     Service,
-    assert_carries_the_key,
-    assert_reads_the_same,
-    assert_sends_the_same,
     by_code,
-)
-from tests.services.sandbox import (
-    assert_sandbox_refuses_the_client,
-    assert_sandbox_takes_what_the_client_sends,
 )
 from tests.services.stub import GUARD_SECONDS, Recorded, Stub, Told, in_json
 
@@ -65,10 +55,12 @@ def refusal(code: str, status: int = 400) -> Told:
     return in_json(status, {"errors": [error]})
 
 
-TELNYX = Service(
+SERVICE = Service(
     "telnyx",
     send,
     code_of,
+    key_characters=255,
+    code_of_another_key="10009",
     key_in=key_in,
     own_headers={"x-stainless-": "which client it is"},
     also=by_code("telnyx", refusal)
@@ -88,23 +80,3 @@ TELNYX = Service(
         "200 with an error": ("refused", "the client finds no message, and looks for no code"),
     },
 )
-
-
-@pytest.mark.parametrize("name", MESSAGES)
-async def test_request_is_the_clients(stub: Stub, name: str) -> None:
-    await assert_sends_the_same(TELNYX, stub, MESSAGES[name])
-
-
-@pytest.mark.parametrize("name", MESSAGES)
-async def test_key_is_carried(stub: Stub, name: str) -> None:
-    await assert_carries_the_key(TELNYX, stub, MESSAGES[name], most_characters=255)
-
-
-@pytest.mark.parametrize("name", TELNYX.answers)
-async def test_answer_is_read_as_by_the_client(stub: Stub, name: str) -> None:
-    await assert_reads_the_same(TELNYX, stub, name)
-
-
-def test_sandbox_passes_for_the_service(stub: Stub) -> None:
-    assert_sandbox_takes_what_the_client_sends(TELNYX, stub.certificate)
-    assert_sandbox_refuses_the_client(TELNYX, stub.certificate, "10009")

@@ -1,25 +1,14 @@
 """The preset `android-sms-gateway` against the client of SMS Gateway for Android."""
 
-from dataclasses import replace
-
 import httpx
-import pytest
 from android_sms_gateway import APIClient, domain
 from android_sms_gateway.http import HttpxHttpClient
 
 from tests.services.comparison import (
-    MESSAGES,
     NUMBER,
     SECRET,
     Message,
     Service,
-    assert_carries_the_key,
-    assert_reads_the_same,
-    assert_sends_the_same,
-)
-from tests.services.sandbox import (
-    assert_sandbox_refuses_the_client,
-    assert_sandbox_takes_what_the_client_sends,
 )
 from tests.services.stub import GUARD_SECONDS, Recorded, Stub, Told, in_json
 
@@ -66,10 +55,11 @@ def state(status: int, state: str) -> Told:
 
 
 TAKEN_BY_ITS_STATE = "the client hands on any state; only these say that the phone has it"
-GATEWAY = Service(
+SERVICE = Service(
     "android-sms-gateway",
     send,
     code_of,
+    key_characters=36,
     key_in=key_in,
     api={"account": None, "auth": {"username": USER}},
     also={
@@ -92,32 +82,3 @@ GATEWAY = Service(
         "failed": ("uncertain", TAKEN_BY_ITS_STATE),
     },
 )
-
-
-@pytest.mark.parametrize("name", MESSAGES)
-async def test_request_is_the_clients(stub: Stub, name: str) -> None:
-    await assert_sends_the_same(GATEWAY, stub, MESSAGES[name])
-
-
-@pytest.mark.parametrize("name", MESSAGES)
-async def test_key_is_the_id(stub: Stub, name: str) -> None:
-    await assert_carries_the_key(GATEWAY, stub, MESSAGES[name], most_characters=36)
-
-
-@pytest.mark.parametrize("name", MESSAGES)
-async def test_key_stays_with_fields_of_ones_own(stub: Stub, name: str) -> None:
-    """Whoever gives other fields, and no id, has the key in it all the same, and no longer."""
-    fields = {"/phoneNumbers/0": "{to}", "/textMessage/text": "{text}", "/simNumber": 2}
-    own = replace(GATEWAY, api={**GATEWAY.api, "request": {"fields": fields}})
-
-    await assert_carries_the_key(own, stub, MESSAGES[name], most_characters=36)
-
-
-@pytest.mark.parametrize("name", GATEWAY.answers)
-async def test_answer_is_read_as_by_the_client(stub: Stub, name: str) -> None:
-    await assert_reads_the_same(GATEWAY, stub, name)
-
-
-def test_sandbox_passes_for_the_service(stub: Stub) -> None:
-    assert_sandbox_takes_what_the_client_sends(GATEWAY, stub.certificate)
-    assert_sandbox_refuses_the_client(GATEWAY, stub.certificate, None)

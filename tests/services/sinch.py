@@ -1,25 +1,12 @@
 """The preset `sinch` against Sinch's own client."""
 
-from dataclasses import replace
-
-import pytest
-
-from bridge.config.presets import preset_settings
 from tests.services.comparison import (
     ACCOUNT,
-    MESSAGES,
     NUMBER,
     SECRET,
     Message,
     Service,
-    assert_carries_the_key,
-    assert_reads_the_same,
-    assert_sends_the_same,
     by_code,
-)
-from tests.services.sandbox import (
-    assert_sandbox_refuses_the_client,
-    assert_sandbox_takes_what_the_client_sends,
 )
 from tests.services.stub import Recorded, Stub, Told, in_json
 
@@ -66,10 +53,11 @@ def refusal(status: int, code: str) -> Told:
     return in_json(status, {"code": code, "text": f"{NUMBER} is wrong"})
 
 
-SINCH = Service(
+SERVICE = Service(
     "sinch",
     send,
     code_of,
+    key_characters=255,
     key_in=key_in,
     otherwise={
         "201 without an id": ("uncertain", "the client hands on what has the kind of a batch"),
@@ -96,35 +84,3 @@ SINCH = Service(
         "forbidden for a new reason": (refusal(403, "a_new_code"), "ambiguous"),
     },
 )
-
-
-@pytest.mark.parametrize("name", MESSAGES)
-async def test_request_is_the_clients(stub: Stub, name: str) -> None:
-    await assert_sends_the_same(SINCH, stub, MESSAGES[name])
-
-
-@pytest.mark.parametrize("name", MESSAGES)
-async def test_key_is_the_reference(stub: Stub, name: str) -> None:
-    await assert_carries_the_key(SINCH, stub, MESSAGES[name], most_characters=255)
-
-
-async def test_receipts_are_asked_for_as_by_the_client(stub: Stub) -> None:
-    fields = preset_settings("sinch")["request"]["fields"]
-    asking = {"fields": {**fields, "/delivery_report": "per_recipient_final"}}
-
-    def send_asking(stub: Stub, message: Message) -> str | None:
-        return send(stub, message, delivery_report="per_recipient_final")
-
-    await assert_sends_the_same(
-        replace(SINCH, send=send_asking, api={"request": asking}), stub, Message()
-    )
-
-
-@pytest.mark.parametrize("name", SINCH.answers)
-async def test_answer_is_read_as_by_the_client(stub: Stub, name: str) -> None:
-    await assert_reads_the_same(SINCH, stub, name)
-
-
-def test_sandbox_passes_for_the_service(stub: Stub) -> None:
-    assert_sandbox_takes_what_the_client_sends(SINCH, stub.certificate)
-    assert_sandbox_refuses_the_client(SINCH, stub.certificate, None)

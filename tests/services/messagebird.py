@@ -1,24 +1,15 @@
 """The preset `messagebird` against MessageBird's own client."""
 
 import messagebird
-import pytest
 from messagebird.client import ErrorException
 from messagebird.http_client import HttpClient
 
 from tests.services.comparison import (
-    MESSAGES,
     NUMBER,
     SECRET,
     Message,
     Service,
-    assert_carries_the_key,
-    assert_reads_the_same,
-    assert_sends_the_same,
     by_code,
-)
-from tests.services.sandbox import (
-    assert_sandbox_refuses_the_client,
-    assert_sandbox_takes_what_the_client_sends,
 )
 from tests.services.stub import Recorded, Stub, Told, in_json
 
@@ -50,10 +41,12 @@ def refusal(code: str, status: int = 422) -> Told:
     return in_json(status, {"errors": [error]})
 
 
-MESSAGEBIRD = Service(
+SERVICE = Service(
     "messagebird",
     send,
     code_of,
+    key_characters=60,
+    code_of_another_key="2",
     key_in=key_in,
     otherwise={
         "forbidden for a new reason": ("ambiguous", "the client reads no code behind this status"),
@@ -76,23 +69,3 @@ MESSAGEBIRD = Service(
         "200 with a message": (in_json(200, {"id": "a-1"}), "sent"),
     },
 )
-
-
-@pytest.mark.parametrize("name", MESSAGES)
-async def test_request_is_the_clients(stub: Stub, name: str) -> None:
-    await assert_sends_the_same(MESSAGEBIRD, stub, MESSAGES[name])
-
-
-@pytest.mark.parametrize("name", MESSAGES)
-async def test_key_is_carried(stub: Stub, name: str) -> None:
-    await assert_carries_the_key(MESSAGEBIRD, stub, MESSAGES[name], most_characters=60)
-
-
-@pytest.mark.parametrize("name", MESSAGEBIRD.answers)
-async def test_answer_is_read_as_by_the_client(stub: Stub, name: str) -> None:
-    await assert_reads_the_same(MESSAGEBIRD, stub, name)
-
-
-def test_sandbox_passes_for_the_service(stub: Stub) -> None:
-    assert_sandbox_takes_what_the_client_sends(MESSAGEBIRD, stub.certificate)
-    assert_sandbox_refuses_the_client(MESSAGEBIRD, stub.certificate, "2")

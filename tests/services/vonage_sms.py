@@ -2,25 +2,16 @@
 
 import re
 
-import pytest
 from vonage import Auth, HttpClientOptions, Vonage
 from vonage_sms import SmsMessage
 from vonage_sms.errors import PartialFailureError, SmsError
 
 from tests.services.comparison import (
     ACCOUNT,
-    MESSAGES,
     SECRET,
     Message,
     Service,
-    assert_carries_the_key,
-    assert_reads_the_same,
-    assert_sends_the_same,
     by_code,
-)
-from tests.services.sandbox import (
-    assert_sandbox_refuses_the_client,
-    assert_sandbox_takes_what_the_client_sends,
 )
 from tests.services.stub import GUARD_SECONDS, Recorded, Stub, Told, in_json
 
@@ -66,10 +57,12 @@ def parts(*statuses: str, count: int = 0) -> Told:
     return in_json(200, {"message-count": str(count or len(statuses)), "messages": messages})
 
 
-VONAGE_SMS = Service(
+SERVICE = Service(
     "vonage-sms",
     send,
     code_of,
+    key_characters=40,
+    code_of_another_key="4",
     key_in=key_in,
     also=by_code("vonage-sms", parts)
     | {
@@ -90,23 +83,3 @@ VONAGE_SMS = Service(
         ),
     },
 )
-
-
-@pytest.mark.parametrize("name", MESSAGES)
-async def test_request_is_the_clients(stub: Stub, name: str) -> None:
-    await assert_sends_the_same(VONAGE_SMS, stub, MESSAGES[name])
-
-
-@pytest.mark.parametrize("name", MESSAGES)
-async def test_key_is_carried(stub: Stub, name: str) -> None:
-    await assert_carries_the_key(VONAGE_SMS, stub, MESSAGES[name], most_characters=40)
-
-
-@pytest.mark.parametrize("name", VONAGE_SMS.answers)
-async def test_answer_is_read_as_by_the_client(stub: Stub, name: str) -> None:
-    await assert_reads_the_same(VONAGE_SMS, stub, name)
-
-
-def test_sandbox_passes_for_the_service(stub: Stub) -> None:
-    assert_sandbox_takes_what_the_client_sends(VONAGE_SMS, stub.certificate)
-    assert_sandbox_refuses_the_client(VONAGE_SMS, stub.certificate, "4")

@@ -3,21 +3,11 @@
 import json
 from typing import Any
 
-import pytest
-
 from tests.services.comparison import (
-    MESSAGES,
     SECRET,
     Message,
     Service,
-    assert_carries_the_key,
-    assert_reads_the_same,
-    assert_sends_the_same,
     by_code,
-)
-from tests.services.sandbox import (
-    assert_sandbox_refuses_the_client,
-    assert_sandbox_takes_what_the_client_sends,
 )
 from tests.services.stub import GUARD_SECONDS, Recorded, Stub, Told, in_json
 
@@ -96,10 +86,12 @@ def statuses(*names: str) -> Told:
 
 
 DUPLICATE, DND = "REJECTED_DUPLICATE_MESSAGE_ID", "REJECTED_DND"
-INFOBIP = Service(
+SERVICE = Service(
     "infobip",
     send,
     code_of,
+    key_characters=200,
+    code_of_another_key="E401",
     key_in=key_in,
     api={"account": None},
     otherwise={
@@ -138,23 +130,3 @@ INFOBIP = Service(
         ),
     },
 )
-
-
-@pytest.mark.parametrize("name", MESSAGES)
-async def test_request_is_the_clients(stub: Stub, name: str) -> None:
-    await assert_sends_the_same(INFOBIP, stub, MESSAGES[name])
-
-
-@pytest.mark.parametrize("name", MESSAGES)
-async def test_key_is_the_message_id(stub: Stub, name: str) -> None:
-    await assert_carries_the_key(INFOBIP, stub, MESSAGES[name], most_characters=200)
-
-
-@pytest.mark.parametrize("name", INFOBIP.answers)
-async def test_answer_is_read_as_by_the_client(stub: Stub, name: str) -> None:
-    await assert_reads_the_same(INFOBIP, stub, name)
-
-
-def test_sandbox_passes_for_the_service(stub: Stub) -> None:
-    assert_sandbox_takes_what_the_client_sends(INFOBIP, stub.certificate)
-    assert_sandbox_refuses_the_client(INFOBIP, stub.certificate, "E401")

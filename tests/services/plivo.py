@@ -1,23 +1,13 @@
 """The preset `plivo` against Plivo's own client."""
 
-from dataclasses import replace
-
 import plivo
 import pytest
 
-from bridge.config.presets import preset_settings
 from tests.services.comparison import (
-    MESSAGES,
     NUMBER,
     SECRET,
     Message,
     Service,
-    assert_reads_the_same,
-    assert_sends_the_same,
-)
-from tests.services.sandbox import (
-    assert_sandbox_refuses_the_client,
-    assert_sandbox_takes_what_the_client_sends,
 )
 from tests.services.stub import GUARD_SECONDS, Stub, Told, in_json
 
@@ -46,7 +36,7 @@ def refusal(status: int, error: str) -> Told:
     return in_json(status, {"api_id": "00000000-0000-4000-8000-000000000000", "error": error})
 
 
-PLIVO = Service(
+SERVICE = Service(
     "plivo",
     send,
     code_of,
@@ -68,29 +58,3 @@ PLIVO = Service(
         "a part was taken": ("uncertain", "the client leaves it to its user what 206 and 207 mean"),
     },
 )
-
-
-@pytest.mark.parametrize("name", MESSAGES)
-async def test_request_is_the_clients(stub: Stub, name: str) -> None:
-    await assert_sends_the_same(PLIVO, stub, MESSAGES[name])
-
-
-async def test_receipts_are_asked_for_as_by_the_client(stub: Stub) -> None:
-    url = "https://sms.example.com/webhooks/plivo"
-    fields = preset_settings("plivo")["request"]["fields"]
-
-    def send_asking(stub: Stub, message: Message) -> str | None:
-        return send(stub, message, url=url)
-
-    asking = {"account": AUTH_ID, "request": {"fields": {**fields, "/url": url}}}
-    await assert_sends_the_same(replace(PLIVO, send=send_asking, api=asking), stub, Message())
-
-
-@pytest.mark.parametrize("name", PLIVO.answers)
-async def test_answer_is_read_as_by_the_client(stub: Stub, name: str) -> None:
-    await assert_reads_the_same(PLIVO, stub, name)
-
-
-def test_sandbox_passes_for_the_service(stub: Stub) -> None:
-    assert_sandbox_takes_what_the_client_sends(PLIVO, stub.certificate)
-    assert_sandbox_refuses_the_client(PLIVO, stub.certificate, None)
