@@ -40,10 +40,12 @@ from bridge.worker.envelope import read_envelope
 from bridge.worker.fates import Answer
 from bridge.worker.held import HeldDeliveries
 from bridge.worker.intake import Intake
+from bridge.worker.limits.capacity import Capacity
 from bridge.worker.metrics import WorkerMetrics
 from bridge.worker.outcomes import Policy, Sent
 from bridge.worker.request import SendRequest
 from bridge.worker.service import transport as posting
+from bridge.worker.service.account import Account
 from bridge.worker.service.connection import Connection
 from bridge.worker.service.sender import Sender
 from bridge.worker.service.shape import shape_from
@@ -159,8 +161,14 @@ class Bench:
         self.transport = open_transport(api, max_connections=AT_ONCE)
         self.worker = Worker(
             settings,
-            sender=Sender(self.shape, transport=self.transport, metrics=metrics),
-            breaker=self.breaker,
+            account=Account(
+                settings.worker,
+                sender=Sender(self.shape, transport=self.transport, metrics=metrics),
+                breaker=self.breaker,
+                capacity=Capacity(settings.worker, changed=self.breaker.changed),
+                metrics=metrics,
+            ),
+            spans=None,
             publisher=cast("Publisher", None),
             upkeep=cast("Upkeep", _Upkeep()),
             peers=Peers(OUTBOUND, is_enabled=False, metrics=metrics),
@@ -258,7 +266,7 @@ class Bench:
         self.end("it is counted, and has its task")
 
     async def _dispatch(self, deliveries: list[Delivery]) -> Sent:
-        reader, dispatcher = self.worker._line._reader, self.worker._dispatcher
+        reader, account = self.worker._line._reader, self.worker._account
         self.end(None)
         requests = []
         for delivery in deliveries:
@@ -275,10 +283,10 @@ class Bench:
         self.end("it is posted, and the answer parsed, without the socket")
         answers = [self.shape.judge(reply) for reply in replies]
         self.end("the answer is judged")
-        dispatcher._sender = cast("Sender", _Service(answers[0]))
+        account._sender = cast("Sender", _Service(answers[0]))
         self.end(None)
         for request, delivery in pairs:
-            await dispatcher.outcome_of(delivery, request)
+            await account.send(delivery, request)
             delivery.free_slot()
         self.end("whether it may go, and what the answer says of the service")
         return Sent(202, answers[0].provider_id)

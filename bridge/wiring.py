@@ -38,13 +38,9 @@ from bridge.topology.paused_queue import Note
 from bridge.topology.upkeep import Upkeep
 from bridge.worker.cluster.exchange import Peers
 from bridge.worker.cluster.joint_pause import JointPause, setup_of
-from bridge.worker.limits.rates import RateLimits
 from bridge.worker.metrics import WorkerMetrics
-from bridge.worker.outcomes import Policy
-from bridge.worker.service.breaker import CircuitBreaker
-from bridge.worker.service.sender import Sender
+from bridge.worker.service.account import open_account
 from bridge.worker.service.shape import Shape, shape_from
-from bridge.worker.service.transport import open_transport
 from bridge.worker.spans import WorkerSpans
 from bridge.worker.worker import Worker
 
@@ -99,33 +95,27 @@ class Wiring:
     def _make_worker(self) -> Worker:
         settings = self._settings
         metrics = _worker_metrics(settings, self.registry)
+        # Set when more or fewer messages should be taken than before.
+        changed = asyncio.Event()
+        spans = self._make_worker_spans()
         publisher = self._make_publisher(optional_exchange=settings.worker.outcome_exchange)
         is_coordinated = settings.worker.coordination == "on"
         peers = Peers(settings.worker.queue, is_enabled=is_coordinated, metrics=metrics)
         shape = shape_from(settings.sms_api)
         joint_pause = self._make_joint_pause(shape, peers)
-        policy = Policy.of(settings.worker)
-        breaker = CircuitBreaker(
-            policy,
-            outage_after_seconds=settings.worker.outage_after,
-            rates=RateLimits(
-                settings.worker.rate_limit,
-                most_wait_seconds=policy.retry_delays_seconds[0],
-                changed=asyncio.Event(),
-                metrics=metrics,
-            ),
-            cluster=joint_pause,
-            metrics=metrics,
+        account = open_account(
+            settings, shape, cluster=joint_pause, changed=changed, spans=spans, metrics=metrics
         )
         worker = Worker(
             settings,
-            sender=self._make_sender(shape, breaker, metrics),
-            breaker=breaker,
+            account=account,
             publisher=publisher,
-            upkeep=self._make_upkeep("worker"),
+            upkeep=self._make_upkeep("worker", changed),
             peers=peers,
+            spans=spans,
             metrics=metrics,
         )
+        breaker = account.breaker
         joint_pause.follow(breaker, can_take=lambda: worker.consumer.has_session)
         for secret in shape.login.watched:
             self._secrets.watch("sms_api", secret, partial(joint_pause.renew_key, breaker))
@@ -165,18 +155,6 @@ class Wiring:
             return None
         queue = self._settings.worker.queue
         return WorkerSpans(self._tracer, queue=queue, api=self._settings.sms_api)
-
-    def _make_sender(self, shape: Shape, breaker: CircuitBreaker, metrics: WorkerMetrics) -> Sender:
-        settings = self._settings
-        return Sender(
-            shape,
-            transport=open_transport(
-                settings.sms_api, max_connections=settings.worker.most_in_flight
-            ),
-            metrics=metrics,
-            is_held=lambda: breaker.is_paused_by_operator,
-            spans=self._make_worker_spans(),
-        )
 
     # The webhook receiver
 
@@ -299,9 +277,9 @@ class Wiring:
         self._publishers.append(publisher)
         return publisher
 
-    def _make_upkeep(self, role: Role) -> Upkeep:
-        needed = bridge_topology(self._settings, [role])
-        return Upkeep(needed, self._settings.rabbitmq.topology, metrics=self.metrics)
+    def _make_upkeep(self, role: Role, changed: asyncio.Event | None = None) -> Upkeep:
+        needed, mode = bridge_topology(self._settings, [role]), self._settings.rabbitmq.topology
+        return Upkeep(needed, mode, metrics=self.metrics, changed=changed)
 
     def _link(self, name: str, serve: Callable[..., Coroutine[Any, Any, None]]) -> None:
         link = Link(name, self._settings.rabbitmq, self.metrics)

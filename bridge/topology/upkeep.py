@@ -89,10 +89,17 @@ async def _explain(
 class Upkeep:
     """Keeps one role's part of the topology, as `rabbitmq.topology` says.
 
-    `is_usable` while the role can work with what is there; `changed` is called when that changes.
+    `is_usable` while the role can work with what is there; `changed` is set when that changes.
     """
 
-    def __init__(self, needed: Topology, mode: TopologyMode, *, metrics: BridgeMetrics) -> None:
+    def __init__(
+        self,
+        needed: Topology,
+        mode: TopologyMode,
+        *,
+        metrics: BridgeMetrics,
+        changed: asyncio.Event | None = None,
+    ) -> None:
         self._needed = needed
         self._mode: TopologyMode = mode
         self._metrics = metrics
@@ -100,7 +107,7 @@ class Upkeep:
         self._logged_unusable = ""
         self._logged_at = 0.0
         self.is_usable = False
-        self.changed: Callable[[], object] = lambda: None
+        self._changed = asyncio.Event() if changed is None else changed
 
     async def ensure(self, connection: Connection) -> None:
         """Declare or verify, and return once the role can work with what is there.
@@ -113,7 +120,7 @@ class Upkeep:
             unusable = [one for one in differences if is_unusable(one, self._mode)]
             if (is_usable := not unusable) != self.is_usable:
                 self.is_usable = is_usable
-                self.changed()
+                self._changed.set()
             self._log_unusable(unusable)
             if self.is_usable:
                 self._log_used(differences)

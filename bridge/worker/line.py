@@ -13,13 +13,13 @@ from bridge.telemetry.logs import Log
 from bridge.worker.announcer import Announcer
 from bridge.worker.deduplicator import InFlight, New, Released, Repeat, Wait
 from bridge.worker.delivery import Delivery
-from bridge.worker.dispatch import Dispatcher
 from bridge.worker.envelope import Envelope, read_envelope
 from bridge.worker.identification import Identification
 from bridge.worker.message_identity import MessageIdentity
 from bridge.worker.outcomes import Dead, Outcome, Retried
 from bridge.worker.request import RequestReader
 from bridge.worker.sent_messages import Accepted
+from bridge.worker.service.account import Account
 from bridge.worker.settle import Settler, accepted, count_attempt
 from bridge.worker.spans import WorkerSpans
 
@@ -41,7 +41,7 @@ class Line:
         settings: WorkerSettings,
         *,
         identification: Identification,
-        dispatcher: Dispatcher,
+        account: Account,
         settler: Settler,
         announcer: Announcer,
         spans: WorkerSpans | None,
@@ -51,7 +51,7 @@ class Line:
         self._reader = RequestReader(settings, short_codes=short_codes)
         self._identification = identification
         self._deduplicator = identification.deduplicator
-        self._dispatcher = dispatcher
+        self._account = account
         self._settler = settler
         self._announcer = announcer
         self._spans = spans
@@ -118,7 +118,7 @@ class Line:
         try:
             delivery.envelope = self._read_envelope(delivery)
             request = self._reader.read(delivery.body)
-            return await self._dispatcher.outcome_of(delivery, request)
+            return await self._account.send(delivery, request)
         except InvalidMessageError as error:
             return Dead(reason="invalid", detail=str(error))
         except BrokerError:

@@ -24,11 +24,9 @@ from bridge.worker.cluster.sharing import Sharing
 from bridge.worker.consumer import Consumer, Gauges
 from bridge.worker.deduplicator import Deduplicator
 from bridge.worker.delivery import Delivery
-from bridge.worker.dispatch import Dispatcher
 from bridge.worker.drain import finish, hand_over
 from bridge.worker.held import HeldDeliveries
 from bridge.worker.identification import Identification
-from bridge.worker.limits.capacity import Capacity
 from bridge.worker.line import Line
 from bridge.worker.message_identity import identity_function
 from bridge.worker.metrics import WorkerMetrics
@@ -38,9 +36,9 @@ from bridge.worker.ordering.keys import ordering_key
 from bridge.worker.ordering.ordered_consumer import OrderedConsumer
 from bridge.worker.ordering.turns import Turns
 from bridge.worker.own_queues import OwnQueues
-from bridge.worker.service.breaker import CircuitBreaker
-from bridge.worker.service.sender import Sender
+from bridge.worker.service.account import Account
 from bridge.worker.settle import Settler
+from bridge.worker.spans import WorkerSpans
 
 log = Log(__name__)
 
@@ -52,8 +50,8 @@ class Worker:
         self,
         settings: Settings,
         *,
-        sender: Sender,
-        breaker: CircuitBreaker,
+        account: Account,
+        spans: WorkerSpans | None,
         publisher: Publisher,
         upkeep: Upkeep,
         peers: Peers,
@@ -62,10 +60,9 @@ class Worker:
         self._settings = own = settings.worker
         self._publisher = publisher
         self._upkeep = upkeep
-        upkeep.changed = breaker.changed.set
         self._peers = peers
-        self._sender = sender
-        self._breaker = breaker
+        self._account = account
+        self._breaker = breaker = account.breaker
         self._deduplicator = Deduplicator(
             heartbeat_seconds=settings.rabbitmq.heartbeat_seconds, window_seconds=own.deduplicate
         )
@@ -83,10 +80,6 @@ class Worker:
             metrics=metrics,
         )
         metrics.copies_refused.labels(own.queue).set_function(lambda: self.copies_refused)
-        self._capacity = Capacity(own, changed=breaker.changed)
-        self._dispatcher = Dispatcher(
-            own, sender=sender, breaker=breaker, capacity=self._capacity, metrics=metrics
-        )
         self._queues = OwnQueues(own, metrics)
         self.operator_pause = OperatorPause(own.queue, breaker)
         is_ordered = own.ordering == "recipient"
@@ -105,10 +98,16 @@ class Worker:
             ClusterDeduplicator(peers, self._deduplicator.sent) if is_deduplicating else None
         )
         self._identification = self._make_identification()
-        self._line = self._make_line(publisher, short_codes=settings.sms_api.request.short_codes)
+        self._line = Line(
+            own,
+            identification=self._identification,
+            account=account,
+            settler=self._settler,
+            announcer=Announcer(publisher, outcome_exchange=own.outcome_exchange),
+            spans=spans,
+            short_codes=settings.sms_api.request.short_codes,
+        )
         self._sharing = self._make_sharing()
-        limit = metrics.concurrency_limit.labels(own.queue)
-        limit.set_function(lambda: self._capacity.limit)
 
     def _make_sharing(self) -> Sharing:
         return Sharing(
@@ -129,7 +128,7 @@ class Worker:
                 urgent_queue=self._settings.urgent_queue,
                 held=self._held,
                 may_take=self._may_take,
-                changed=self._breaker.changed,
+                changed=self._account.changed,
                 on_registered=self._on_registered,
                 on_session_over=self._on_session_over,
                 gauges=gauges,
@@ -138,7 +137,7 @@ class Worker:
             queue,
             urgent_queue=self._settings.urgent_queue,
             prefetch=self._prefetch_of_each,
-            changed=self._breaker.changed,
+            changed=self._account.changed,
             on_delivery=self._held.take,
             on_registered=self._on_registered,
             on_session_over=self._on_session_over,
@@ -175,17 +174,6 @@ class Worker:
             identity_of=self._identity_of,
         )
 
-    def _make_line(self, publisher: Publisher, *, short_codes: bool) -> Line:
-        return Line(
-            self._settings,
-            identification=self._identification,
-            dispatcher=self._dispatcher,
-            settler=self._settler,
-            announcer=Announcer(publisher, outcome_exchange=self._settings.outcome_exchange),
-            spans=self._sender.spans,
-            short_codes=short_codes,
-        )
-
     @property
     def is_standby(self) -> bool | None:
         """Whether another worker is the active one; None where all are."""
@@ -207,10 +195,10 @@ class Worker:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.operator_pause.watch(connection))
                 group.create_task(self._queues.watch(connection))
-                group.create_task(self._capacity.keep_logging())
+                group.create_task(self._account.keep_logging())
                 for missing in (self._settler.queue_missing, self._publisher.exchange_missing):
                     group.create_task(self._upkeep.mend(connection, missing))
-                if self._breaker.rates.is_shared and self._lock is None:
+                if self._account.rates.is_shared and self._lock is None:
                     group.create_task(self._sharing.watch(connection))
                 await self.consumer.serve(connection)
         except BaseExceptionGroup as errors:
@@ -223,9 +211,8 @@ class Worker:
         broker may not have read the acks of some.
         """
         self._identification.is_stopping = True
-        self._breaker.leave()
+        self._account.stop()
         self._sharing.leave()
-        self._dispatcher.stop()
         self._settler.hurry()
         self._held.cancel(lambda delivery: delivery.may_be_given_back)
         is_finished = False
@@ -249,7 +236,7 @@ class Worker:
 
     async def aclose(self) -> None:
         """Close the connections to the API."""
-        await self._sender.aclose()
+        await self._account.aclose()
 
     def _prefetch_of_each(self) -> dict[str, int]:
         prefetch, urgent_queue = self._prefetch(), self._settings.urgent_queue
@@ -271,10 +258,7 @@ class Worker:
             return 1
         if self._breaker.is_broker_blocked or not self._upkeep.is_usable:
             return 0
-        self._breaker.end_passed_wait()
-        if self._breaker.paused:
-            return self._breaker.probes_wanted
-        return self._breaker.rates.most_held(self._capacity.most_held)
+        return self._account.most_held()
 
     def _may_take(self) -> bool:
         """Whether to take messages in their order: in a pause too, but not in an operator's."""
@@ -283,7 +267,7 @@ class Worker:
 
     def _make_room(self) -> None:
         """Take others beside those that wait for peers, when these leave few places."""
-        if self._asker.leaves_few(self.consumer.prefetch, self._capacity.most_held):
+        if self._asker.leaves_few(self.consumer.prefetch, self._account.most_sendable):
             self._asker.put_aside()
             self.consumer.renew()
 
@@ -291,7 +275,7 @@ class Worker:
         self._deduplicator.consuming_again()
         if self._lock is not None:
             # No other worker sends now.
-            self._breaker.rates.divide_by(1)
+            self._account.rates.divide_by(1)
         self._sharing.tell()
         # Redeliveries may have come before the broker's answer to the consume was read.
         self._make_room()

@@ -33,7 +33,7 @@ async def test_the_limit_follows_the_service(bench: Bench) -> None:
     async with bench.worker(worker__concurrency="auto", worker__max_concurrency=16) as live:
         await eventually(lambda: live.metric(limit) == 16, what="a limit that has grown")
         for _ in range(2):
-            live.worker._capacity.log_limit()
+            live.worker._account._capacity.log_limit()
         assert len(live.logged("concurrency_changed")) == 1
         bench.service.misbehave({"status": 503, "headers": {"Retry-After": "1"}, "count": 1})
         await eventually(lambda: live.metric(limit) <= 8, what="a limit that is halved")

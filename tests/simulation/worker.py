@@ -10,12 +10,12 @@ from bridge.worker.cluster.exchange import ACQUAINTING_SECONDS, ALONE_SECONDS, P
 from bridge.worker.cluster.joint_pause import JointPause
 from bridge.worker.cluster.sharing import Sharing
 from bridge.worker.delivery import Delivery
-from bridge.worker.dispatch import Dispatcher
 from bridge.worker.fates import Answer
 from bridge.worker.limits.capacity import Capacity
 from bridge.worker.metrics import WorkerMetrics
 from bridge.worker.outcomes import Dead, Policy, Retried, Sent
 from bridge.worker.request import SendRequest
+from bridge.worker.service.account import Account
 from bridge.worker.service.sender import Sender
 from tests.breakers import make_breaker
 from tests.deliveries import make_delivery
@@ -81,12 +81,11 @@ class Worker:
             cancelled_consumers=lambda: self.cancelled_consumers,
             clock=loop.time,
         )
-        self._capacity = Capacity(settings, changed=self.breaker.changed, clock=loop.time)
-        self._dispatcher = Dispatcher(
+        self._account = Account(
             settings,
             sender=cast("Sender", self),
             breaker=self.breaker,
-            capacity=self._capacity,
+            capacity=Capacity(settings, changed=self.breaker.changed, clock=loop.time),
             metrics=metrics,
             now=loop.time,
         )
@@ -101,7 +100,7 @@ class Worker:
         self.tasks: set[asyncio.Task[Any]] = set()
         self._is_stopping = False
 
-    # What the dispatcher sees of the sender
+    # What the account sees of the sender
 
     async def send(self, request: SendRequest, _delivery: Delivery) -> Answer:
         """POST a request."""
@@ -127,9 +126,8 @@ class Worker:
     def stop(self) -> None:
         """Drain: take and send nothing new, give back what waits, let the rest end."""
         self._is_stopping = True
-        self.breaker.leave()
+        self._account.stop()
         self.sharing.leave()
-        self._dispatcher.stop()
         self._register()
         for task, message in list(self._held.items()):
             task.cancel()
@@ -158,12 +156,7 @@ class Worker:
         self._queue.hand_out()
 
     def _wanted(self) -> int:
-        if not self.can_take:
-            return 0
-        self.breaker.end_passed_wait()
-        if self.breaker.paused:
-            return self.breaker.probes_wanted
-        return self.breaker.rates.most_held(self._capacity.most_held)
+        return self._account.most_held() if self.can_take else 0
 
     # Messages
 
@@ -208,7 +201,7 @@ class Worker:
             first_delivered_at=self._loop.time(),
         )
         request = SendRequest.model_construct(to=message.key, sender=message.sender, text="x")
-        outcome = await self._dispatcher.outcome_of(delivery, request)
+        outcome = await self._account.send(delivery, request)
         delivery.free_slot()
         match outcome:
             case Sent():

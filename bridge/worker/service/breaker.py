@@ -14,7 +14,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import Final, Literal, Protocol
 
 from bridge.errors import PublishFault
 from bridge.telemetry.logs import Log
@@ -61,31 +61,6 @@ class Cluster(Protocol):
 
     def publish_closed(self, reason: PauseReason) -> None:
         """Tell the others that the service takes messages again."""
-
-
-class Allowed(NamedTuple):
-    """The message may go."""
-
-
-class AllowedAsProbe(NamedTuple):
-    """The message may go although the breaker is open: its answer shows whether to close it."""
-
-
-class Postponed(NamedTuple):
-    """The message may not go for some seconds, and waits on the retry ladder."""
-
-    seconds: float
-    outcome: Retried
-
-
-class Held(NamedTuple):
-    """The message is not settled: it stays here, and asks again whether it may go."""
-
-
-Permission = Allowed | AllowedAsProbe | Postponed
-ALLOWED: Final = Allowed()
-PROBE: Final = AllowedAsProbe()
-HELD: Final = Held()
 
 
 _NEWS: Final[dict[events.Do, News]] = {
@@ -195,31 +170,33 @@ class CircuitBreaker:
         """Whether a message may go without a question to `wait_until_allowed`."""
         return self._is_calm and not self._classifier.is_counting and self._sender_waits.is_empty
 
-    async def wait_until_allowed(self, delivery: Delivery, request: SendRequest) -> Permission:
+    async def wait_until_allowed(self, delivery: Delivery, request: SendRequest) -> Retried | None:
         """Wait until a message may go, as far as the service is concerned.
 
-        Returns soon when it may not. During a suspected outage a message that has failed is
-        postponed once, so that its attempts are not used up before an outage is recognised.
+        Returns soon if it is to wait on the retry ladder instead. During a suspected outage a
+        message that has failed is postponed once, so that its attempts are not used up before an
+        outage is recognised.
         """
-        postponed = self._wait_of_sender(request.sender)
-        if postponed is not None:
-            return postponed
+        put_off_sender = self._wait_of_sender(request.sender)
+        if put_off_sender is not None:
+            return put_off_sender
         if self._is_calm and not self._classifier.is_counting:
-            return ALLOWED
+            return None
         envelope = delivery.envelope
         has_failed = envelope.attempts > 0 or envelope.uncertain_attempts > 0
         while True:
             self._apply(events.OutageChecked())
             if self._breaker.open is not None and not self.is_paused_by_operator:
-                permission = await self._wait_to_probe(delivery, request.to, has_failed=has_failed)
-                if permission is not None:
-                    return permission
+                postponed = await self._wait_to_probe(delivery, request.to, has_failed=has_failed)
+                is_probe = self._breaker.is_probe(envelope.key) and not self.is_paused_by_operator
+                if postponed is not None or is_probe:
+                    return postponed
             if self.is_paused_by_operator or (has_failed and self._holds_back(envelope)):
                 return self._postpone(0.0)
             if not await self._let_others_pass(delivery, request):
                 return self._make_room(request.sender)
 
-    def _wait_of_sender(self, sender: str) -> Postponed | None:
+    def _wait_of_sender(self, sender: str) -> Retried | None:
         """Postpone a message while its sender has to wait and others go on."""
         if self._sender_waits.is_empty:
             return None
@@ -227,27 +204,24 @@ class CircuitBreaker:
         if seconds <= 0:
             return None
         detail = "the SMS API has asked its sender for a wait"
-        outcome = put_off("rate_limited", self._policy, detail=detail, wait_seconds=seconds)
-        return Postponed(seconds, outcome)
+        return put_off("rate_limited", self._policy, detail=detail, wait_seconds=seconds)
 
-    def _postpone(self, seconds: float) -> Postponed:
+    def _postpone(self, seconds: float) -> Retried:
         why = self.paused or "it looks like an outage"
         detail = f"the worker is paused: {why}"
-        outcome = put_off("paused", self._policy, detail=detail, wait_seconds=seconds)
-        return Postponed(seconds, outcome)
+        return put_off("paused", self._policy, detail=detail, wait_seconds=seconds)
 
-    def _make_room(self, sender: str) -> Permission:
+    def _make_room(self, sender: str) -> Retried | None:
         """Postpone a message while only its sender has been asked for waits.
 
         Messages of other senders, behind a bulk of this one, show whether the wait is for all.
         """
         if not self._is_in_the_way(sender):
-            return ALLOWED
+            return None
         self._apply(events.MadeRoom())
-        seconds = self.retry_after_seconds
         detail = "the SMS API wants a wait, and others may be behind messages of its sender"
-        delay_seconds = self._policy.longest_within(seconds)
-        return Postponed(seconds, Retried("rate_limited", delay_seconds, detail))
+        delay_seconds = self._policy.longest_within(self.retry_after_seconds)
+        return Retried("rate_limited", delay_seconds, detail)
 
     def _is_in_the_way(self, sender: str) -> bool:
         may_leave = self.paused is None and self._breaker.retry_after.lets_leave(self._clock())
@@ -265,8 +239,8 @@ class CircuitBreaker:
 
     async def _wait_to_probe(
         self, delivery: Delivery, recipient: str, *, has_failed: bool
-    ) -> Permission | None:
-        """Wait for the breaker to close, which returns None, or to be its probe."""
+    ) -> Retried | None:
+        """Wait for the breaker to close, or to be its probe and have its time come."""
         key = delivery.envelope.key
         while (opened := self._breaker.open) is not None and not self.is_paused_by_operator:
             now = self._clock()
@@ -283,7 +257,7 @@ class CircuitBreaker:
                 wait = seconds_to_probe
                 if wait <= 0:
                     self._apply(events.ProbeLeft())
-                    return PROBE
+                    return None
             else:
                 wait = PATIENCE_SECONDS - (now - opened.opened_at)
                 is_soon = self._breaker.is_probed_soon(now)
@@ -415,11 +389,11 @@ class CircuitBreaker:
             opened=self._breaker.open,
         )
 
-    def record(self, answer: Answer, delivery: Delivery, request: SendRequest) -> Outcome | Held:
+    def record(self, answer: Answer, delivery: Delivery, request: SendRequest) -> Outcome | None:
         """Learn from a classified answer, and say what becomes of its delivery.
 
-        It is held when the service wants a short wait, or when it is the probe. Faults that are
-        not the message's own burn no attempt of it.
+        None: it is held here, because the service wants a short wait or because it is the probe.
+        Faults that are not the message's own burn no attempt of it.
         """
         envelope = delivery.envelope
         if answer.fate is Fate.SENT and self._is_healthy and self.is_closed:
@@ -448,7 +422,7 @@ class CircuitBreaker:
                 if opened is None:
                     times = max(1, self._classifier.ambiguous_answers(key))
         if can_be_held and delivery.held_seconds <= MAX_HOLD_SECONDS:
-            return HELD
+            return None
         return put_off_for(answer, self._policy, times=times)
 
     def _put_off_sender(self, answer: Answer, sender: str) -> Outcome:

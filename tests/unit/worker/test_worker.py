@@ -19,8 +19,10 @@ from bridge.topology.upkeep import Upkeep
 from bridge.worker.cluster.exchange import Peers
 from bridge.worker.delivery import Delivery
 from bridge.worker.fates import Answer, judge_status
+from bridge.worker.limits.capacity import Capacity
 from bridge.worker.outcomes import Policy
 from bridge.worker.request import SendRequest
+from bridge.worker.service.account import Account
 from bridge.worker.service.sender import Sender
 from bridge.worker.worker import Worker
 from tests.breakers import make_breaker, open_breaker
@@ -63,8 +65,6 @@ class Connection(Channel):
 class Service:
     """What stands in for the sender, and tells of each request."""
 
-    spans = None
-
     def __init__(self, told: list[str]) -> None:
         self._told = told
         self.latency_seconds = 1.0
@@ -104,8 +104,14 @@ class World(LeapingWorld):
         )
         self.worker = Worker(
             settings,
-            sender=cast("Sender", self.service),
-            breaker=self.breaker,
+            account=Account(
+                settings.worker,
+                sender=cast("Sender", self.service),
+                breaker=self.breaker,
+                capacity=Capacity(settings.worker, changed=self.breaker.changed),
+                metrics=self.metrics,
+            ),
+            spans=None,
             publisher=cast("Publisher", self.broker),
             upkeep=cast("Upkeep", FixedTopology()),
             peers=Peers("q", is_enabled=False, metrics=self.metrics, clock=self.loop.time),

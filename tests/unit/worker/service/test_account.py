@@ -15,11 +15,11 @@ import pytest
 from bridge.config import RateLimitSettings, WorkerSettings
 from bridge.errors import BrokerError
 from bridge.worker.delivery import MAX_HOLD_SECONDS, Delivery
-from bridge.worker.dispatch import Dispatcher
 from bridge.worker.fates import Answer, judge_status
 from bridge.worker.limits.capacity import Capacity
 from bridge.worker.outcomes import Dead, Outcome, Policy, Retried, Sent
 from bridge.worker.request import SendRequest
+from bridge.worker.service.account import Account
 from bridge.worker.service.sender import Sender
 from tests.breakers import make_breaker, open_breaker
 from tests.clock import LeapingWorld
@@ -72,7 +72,7 @@ class Service:
 
 
 class World(LeapingWorld):
-    """A dispatcher in front of a service; `began` is the moment at which it was made."""
+    """An account in front of a service; `began` is the moment at which it was made."""
 
     def __init__(self, limit: RateLimitSettings | None = None, **settings: Any) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class World(LeapingWorld):
             Policy.of(worker), self.metrics, limit=worker.rate_limit, clock=self.loop.time
         )
         self.capacity = Capacity(worker, changed=self.breaker.changed, clock=self.loop.time)
-        self.dispatcher = Dispatcher(
+        self.account = Account(
             worker,
             sender=cast("Sender", self.service),
             breaker=self.breaker,
@@ -101,7 +101,7 @@ class World(LeapingWorld):
     async def outcome_of(self, delivery: Delivery, to: str | None = None) -> Outcome:
         """Dispatch a delivery; unless it is said its message goes to a number of its own."""
         request = SendRequest.model_construct(to=to or delivery.envelope.key, sender="A", text="x")
-        outcome = await self.dispatcher.outcome_of(delivery, request)
+        outcome = await self.account.send(delivery, request)
         delivery.free_slot()
         return outcome
 
@@ -134,14 +134,14 @@ class World(LeapingWorld):
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    """Give a dispatcher with one slot."""
+    """Give an account with one slot."""
     with closing(World(concurrency=1)) as made:
         yield made
 
 
 @pytest.fixture
 def limited() -> Iterator[World]:
-    """Give a dispatcher that may post once in ten seconds, with slots for all."""
+    """Give an account that may post once in ten seconds, with slots for all."""
     with closing(World(RateLimitSettings(per_second=0.1, burst=1))) as made:
         yield made
 
@@ -515,8 +515,8 @@ def test_turn_that_has_come_is_forgotten() -> None:
 
 def test_nothing_is_posted_when_the_worker_stops(world: World) -> None:
     """What comes after the worker has been told to stop goes back to the queue."""
-    world.dispatcher.stop()
-    with pytest.raises(BrokerError, match="the worker stops"):
+    world.account.stop()
+    with pytest.raises(BrokerError, match="goes back to the queue"):
         world.one("m")
 
     assert world.posts == []
@@ -525,8 +525,8 @@ def test_nothing_is_posted_when_the_worker_stops(world: World) -> None:
 def test_stop_while_a_held_delivery_waits(world: World) -> None:
     """A delivery that is to be tried again is not, when the worker stops meanwhile."""
     world.service.script["m"] = [status(429, wait=20)]
-    world.at(LATENCY_SECONDS / 2, world.dispatcher.stop)
-    with pytest.raises(BrokerError, match="the worker stops"):
+    world.at(LATENCY_SECONDS / 2, world.account.stop)
+    with pytest.raises(BrokerError, match="goes back to the queue"):
         world.one("m")
 
     assert len(world.posts) == 1

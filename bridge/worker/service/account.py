@@ -1,36 +1,41 @@
-"""Take one delivery to the SMS API, and turn the answer into its outcome.
+"""An account at an SMS service: everything between a message that is read and its outcome.
 
-The delivery waits for its time, for the circuit breaker, for a token of the rate limits and for a
+A delivery waits for its time, for the circuit breaker, for a token of the rate limits and for a
 slot, in this order; then its request is posted, and the breaker says what the answer means.
 """
 
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Final, get_args
+from typing import Final, NoReturn, get_args
 
-from bridge.config import WorkerSettings
+from bridge.config import Settings, WorkerSettings
 from bridge.errors import BrokerError
 from bridge.topology.declarations import request_queues
 from bridge.worker.delivery import MAX_HOLD_SECONDS, Delivery
 from bridge.worker.envelope import Envelope
 from bridge.worker.fates import Answer, Fate
 from bridge.worker.limits.capacity import Capacity, Slot
+from bridge.worker.limits.rates import RateLimits
 from bridge.worker.metrics import WorkerMetrics
 from bridge.worker.outcomes import Dead, Outcome, Policy, Retried, Sent
 from bridge.worker.request import SendRequest
 from bridge.worker.segments import Encoding, count_segments
-from bridge.worker.service.breaker import HELD, CircuitBreaker, Held, Postponed
+from bridge.worker.service.breaker import CircuitBreaker, Cluster
 from bridge.worker.service.sender import Sender
+from bridge.worker.service.shape import Shape
+from bridge.worker.service.transport import open_transport
+from bridge.worker.spans import WorkerSpans
 
 # What another worker would send again if this one were killed before the ack.
 _MAY_BE_SENT: Final = frozenset((Fate.SENT, Fate.UNCERTAIN))
 
 
-class Dispatcher:
-    """Takes each delivery to its outcome; what replaces it is not published here.
+class Account:
+    """One account at an SMS service: posts its messages, when it may be posted to.
 
-    `now` gives unix seconds.
+    `sender` posts, `breaker` and its rate limits say when, `capacity` how many at once. `changed`
+    is set when more or fewer messages should be taken than before. `now` returns unix seconds.
     """
 
     def __init__(
@@ -47,8 +52,9 @@ class Dispatcher:
         self._max_age_seconds = settings.max_age
         self._policy = Policy.of(settings)
         self._sender = sender
-        self._breaker = breaker
-        self._rates = breaker.rates
+        self.breaker = breaker
+        self.rates = breaker.rates
+        self.changed = breaker.changed
         self._capacity = capacity
         self._segments = {one: metrics.segments.labels(one) for one in get_args(Encoding)}
         self._acceptance_latency = {
@@ -58,62 +64,73 @@ class Dispatcher:
         self._is_stopping = False
         self._last_sent_at = 0.0
         metrics.last_sent.labels(settings.queue).set_function(lambda: self._last_sent_at)
+        metrics.concurrency_limit.labels(settings.queue).set_function(lambda: capacity.limit)
+
+    def most_held(self) -> int:
+        """Return how many deliveries to hold now: enough to send, or to probe while it is open."""
+        self.breaker.end_passed_wait()
+        if self.breaker.paused:
+            return self.breaker.probes_wanted
+        return self.rates.most_held(self._capacity.most_held)
+
+    @property
+    def most_sendable(self) -> int:
+        """How many deliveries can be held to be sent, whatever stops them now."""
+        return self._capacity.most_held
+
+    async def keep_logging(self) -> NoReturn:
+        """Log the concurrency limit now and then, if it follows the service."""
+        await self._capacity.keep_logging()
 
     def stop(self) -> None:
         """Post no more requests: what has not left goes back to the queue."""
         self._is_stopping = True
+        self.breaker.leave()
 
-    async def outcome_of(self, delivery: Delivery, request: SendRequest) -> Outcome:
+    async def aclose(self) -> None:
+        """Close the connections to the API."""
+        await self._sender.aclose()
+
+    async def send(self, delivery: Delivery, request: SendRequest) -> Outcome:
         """Post a delivery's request when it may go, and return what becomes of the delivery.
 
-        What may have been sent may keep its slot: call the delivery's `free_slot` after its ack.
+        A message that the service wants later, but soon, is held here and posted again. What may
+        have been sent may keep its slot: call the delivery's `free_slot` after its ack.
         Raises BrokerError when the delivery goes back to the queue: its session is over, or the
         worker stops. Cancelled, it gives back what it held: its place, its token, its slot.
         """
+        outcome: Outcome | None = None
         try:
-            return await self._send(delivery, request)
-        finally:
-            self._breaker.give_up_probe(delivery.envelope.key)
-
-    async def _send(self, delivery: Delivery, request: SendRequest) -> Outcome:
-        """Wait and post, again for as long as the message is held here after its answer."""
-        result: Outcome | Held = HELD
-        while isinstance(result, Held):
-            if self._is_stopping:
-                raise BrokerError("the worker stops")
-            if delivery.session.is_leaving:
-                raise BrokerError("all that waits goes back to the queue")
-            unsent = await self._wait_until_allowed(delivery, request)
-            if unsent is not None:
-                if delivery.is_stale:
+            while outcome is None:
+                if self._is_stopping or delivery.session.is_leaving:
+                    raise BrokerError("all that waits goes back to the queue")
+                outcome = await self.wait_until_allowed(delivery, request)
+                if outcome is None:
+                    outcome = await self.post(delivery, request)
+                elif delivery.is_stale:
                     raise BrokerError("the channel is gone")
-                return unsent
-            result = await self._post(delivery, request)
-        self._count_acceptance(delivery, request, result)
-        return result
+        finally:
+            self.breaker.give_up_probe(delivery.envelope.key)
+        return outcome
 
     # Before it goes
 
-    async def _wait_until_allowed(
-        self, delivery: Delivery, request: SendRequest
-    ) -> Retried | Dead | None:
+    async def wait_until_allowed(self, delivery: Delivery, request: SendRequest) -> Outcome | None:
         """Wait for everything that needs no slot, since slots may be few.
 
-        Returns an outcome if the message may not go at all, or only later.
+        Returns None when the message may go, and its outcome if it may not, or only later.
         """
-        envelope = delivery.envelope
         if (expired := self._expired(delivery)) is not None:
             return expired
-        if envelope.not_before is not None:
-            early = await self._wait_until_due(delivery, envelope.not_before)
-            if early is not None:
-                return early
-        if not self._breaker.is_closed:
-            permission = await self._breaker.wait_until_allowed(delivery, request)
-            if isinstance(permission, Postponed):
-                return permission.outcome
+        not_before = delivery.envelope.not_before
+        if not_before is not None and (early := await self._wait_until_due(delivery, not_before)):
+            return early
+        if not self.breaker.is_closed:
+            put_off = await self.breaker.wait_until_allowed(delivery, request)
+            if put_off is not None:
+                return put_off
         if delivery.is_urgent:
-            return self._put_off(self._rates.urgent_seconds_on_ladder(request.sender))
+            return self._put_off(self.rates.urgent_seconds_on_ladder(request.sender))
         return self._put_off_to_its_turn(delivery, request.sender)
 
     def _expired(self, delivery: Delivery) -> Dead | None:
@@ -139,7 +156,7 @@ class Dispatcher:
     def _put_off_to_its_turn(self, delivery: Delivery, sender: str) -> Retried | None:
         """Have it wait on the ladder when too many of its sender are before it."""
         now, planned = self._now(), delivery.envelope.turn_at
-        seconds = self._rates.seconds_on_ladder(
+        seconds = self.rates.seconds_on_ladder(
             sender, planned_in_seconds=None if planned is None else planned - now
         )
         if not seconds:
@@ -162,13 +179,14 @@ class Dispatcher:
 
     # It goes
 
-    async def _post(self, delivery: Delivery, request: SendRequest) -> Outcome | Held:
+    async def post(self, delivery: Delivery, request: SendRequest) -> Outcome | None:
         """Post with a token and a slot, and return what the answer means for the delivery.
 
-        It is held too if the breaker opened or its time was over before it could go.
+        Returns None when the message is not settled and waits here again: the service wants it a
+        little later, or the breaker opened or its time was over before it could go.
         """
-        key, breaker = delivery.envelope.key, self._breaker
-        async with self._rates.token(
+        key, breaker = delivery.envelope.key, self.breaker
+        async with self.rates.token(
             request.sender, delivery.waits, is_urgent=delivery.is_urgent
         ) as token:
             answer: Answer | None = None
@@ -176,10 +194,9 @@ class Dispatcher:
                 if not breaker.may_go_now:
                     with delivery.waits("pace"):
                         await breaker.wait_for_retry_after(key)
-                slot = self._capacity.free_slot() or await self._wait_for_slot(delivery)
-                with slot:
+                with self._capacity.free_slot() or await self._wait_for_slot(delivery) as slot:
                     if not breaker.may_post(key) or self._expired(delivery) is not None:
-                        return HELD
+                        return None
                     if breaker.may_go_now:  # No wait began while this message waited for its slot.
                         if delivery.is_stale:
                             raise BrokerError("the channel is gone")
@@ -197,23 +214,23 @@ class Dispatcher:
                             delivery.give_slot_back = slot.keep()
             # After most slots are given back: when this opens the breaker, a message that waited
             # for the slot becomes the probe before the consumer looks whether to take one.
-            result = breaker.record(answer, delivery, request)
-            if isinstance(result, (Held, Retried)):
-                # It is sent again anyway.
-                delivery.free_slot()
-            return result
+            outcome = breaker.record(answer, delivery, request)
+        if isinstance(outcome, Sent):
+            self._count_acceptance(delivery, request)
+        elif not isinstance(outcome, Dead):
+            # It is sent again anyway.
+            delivery.free_slot()
+        return outcome
 
     async def _wait_for_slot(self, delivery: Delivery) -> Slot:
         """Wait for a slot, as a message that is about to go."""
-        is_other = self._breaker.line_up(delivery.envelope.key)
+        is_other = self.breaker.line_up(delivery.envelope.key)
         try:
             return await self._capacity.slot(delivery.waits, is_urgent=delivery.is_urgent)
         finally:
-            self._breaker.leave_line(is_other=is_other)
+            self.breaker.leave_line(is_other=is_other)
 
-    def _count_acceptance(self, delivery: Delivery, request: SendRequest, outcome: Outcome) -> None:
-        if not isinstance(outcome, Sent):
-            return
+    def _count_acceptance(self, delivery: Delivery, request: SendRequest) -> None:
         encoding, count = count_segments(request.text)
         self._segments[encoding].inc(count)
         self._last_sent_at = now = self._now()
@@ -223,6 +240,45 @@ class Dispatcher:
             due = max(published, delivery.envelope.not_before or 0)
             age = max(0.0, now - due)
             self._acceptance_latency[delivery.queue].observe(age, delivery.trace_id)
+
+
+def open_account(
+    settings: Settings,
+    shape: Shape,
+    *,
+    cluster: Cluster,
+    changed: asyncio.Event,
+    spans: WorkerSpans | None,
+    metrics: WorkerMetrics,
+) -> Account:
+    """Make the account that settings describe, with its connections, breaker and limits.
+
+    `changed` is set when more or fewer deliveries should be held than before. Raises ConfigError
+    when a certificate file cannot be used.
+    """
+    own, policy = settings.worker, Policy.of(settings.worker)
+    rates = RateLimits(
+        own.rate_limit,
+        most_wait_seconds=policy.retry_delays_seconds[0],
+        changed=changed,
+        metrics=metrics,
+    )
+    breaker = CircuitBreaker(
+        policy,
+        outage_after_seconds=own.outage_after,
+        rates=rates,
+        cluster=cluster,
+        metrics=metrics,
+    )
+    sender = Sender(
+        shape,
+        transport=open_transport(settings.sms_api, max_connections=own.most_in_flight),
+        metrics=metrics,
+        is_held=lambda: breaker.is_paused_by_operator,
+        spans=spans,
+    )
+    capacity = Capacity(own, changed=changed)
+    return Account(own, sender=sender, breaker=breaker, capacity=capacity, metrics=metrics)
 
 
 def _age_of(envelope: Envelope) -> str:
