@@ -35,6 +35,8 @@ from tests.integration.conftest import (
 )
 
 BOTH: tuple[Role, ...] = ("worker", "webhook")
+# What follows the worker's queue name in the names of the queues that something consumes.
+CONSUMED = ("", ".urgent", ".dead", ".events")
 
 
 class Site:
@@ -138,7 +140,7 @@ async def site(
     await site.declare()
     if await site.has_a_default_limit():
         # As the documents say for RabbitMQ 4; 3.10 would take it for a limit of zero.
-        for suffix in ("", ".dead", ".events"):
+        for suffix in CONSUMED:
             await _policy(suffix, **{"delivery-limit": -1})(site)
     yield site
     connection = await aio_pika.connect(managed_broker.url)
@@ -307,14 +309,14 @@ async def test_the_default_limit_is_found_and_the_remedy_cures_it(
 
     The bridge itself has declared these queues, so that nothing fails by it.
     """
-    for queue in ("", ".dead", ".events"):
+    for queue in CONSUMED:
         await site.drop_policy(f"{site.name}{queue}")
     before = await site.examine()
     found = [one for one in before["warn"] if one.subject == "delivery limit"]
     for one in found:
         assert one.fix
         await asyncio.to_thread(managed_broker.ctl, *shlex.split(one.fix)[1:])
-        for queue in ("", ".dead", ".events"):
+        for queue in CONSUMED:
             await site.until_in_force(f"{site.name}{queue}", {"delivery-limit": -1})
     after = await site.examine()
 
@@ -322,7 +324,7 @@ async def test_the_default_limit_is_found_and_the_remedy_cures_it(
     assert len(found) == await site.has_a_default_limit()
     for one in found:
         assert "came back 21 times" in one.text
-        assert one.text.endswith(f": {site.name}, {site.name}.dead, {site.name}.events")
+        assert one.text.endswith(": " + ", ".join(f"{site.name}{queue}" for queue in CONSUMED))
     assert "came back" not in _said(after["warn"])
 
 
@@ -479,7 +481,7 @@ async def test_missing_permissions_are_named(managed_broker: Broker, site: Site)
         return
     assert hidden == {
         f"exchange {site.name}.events",
-        *(f"queue {site.name}{part}" for part in ("", ".retry.5s", ".dead", ".events")),
+        *(f"queue {site.name}{part}" for part in (*CONSUMED, ".retry.5s", ".urgent.retry.5s")),
     }
     assert len(pauses) == 1
     assert pauses[0].startswith(f"no permission on {mark}: whether one is on is not known")
