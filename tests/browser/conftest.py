@@ -8,7 +8,14 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 
 import pytest
-from playwright.async_api import Browser, ConsoleMessage, Page, ViewportSize, async_playwright
+from playwright.async_api import (
+    Browser,
+    ConsoleMessage,
+    Page,
+    ViewportSize,
+    async_playwright,
+    expect,
+)
 from starlette.applications import Starlette
 
 from bridge.sandbox.api import create_app
@@ -20,6 +27,7 @@ from bridge.sandbox.store import SandboxStore
 
 # For whatever a page is waited for; a busy machine takes long.
 SECONDS = 30.0
+expect.set_options(timeout=SECONDS * 1000)
 WIDE: ViewportSize = {"width": 1440, "height": 900}
 NARROW: ViewportSize = {"width": 390, "height": 844}
 # What Chromium itself says of an answer above 399, or of none: tests bring these about.
