@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -15,14 +15,13 @@ from typing import Any, Final
 from bridge.admin.move import (
     Action,
     MessageMover,
-    Source,
     TakenMessage,
     open_mover,
     read_existing_queue,
 )
-from bridge.admin.replacement import Acted, NewLinesFile, write_time
+from bridge.admin.replacement import NewLinesFile, Replaced, write_time
 from bridge.amqp.properties import Properties, as_facts
-from bridge.amqp.wire import LARGE_BODY_BYTES
+from bridge.amqp.wire import LARGE_BODY_BYTES, Body
 from bridge.config import Settings
 from bridge.topology.declarations import dead_queue
 from bridge.worker import envelope
@@ -66,18 +65,13 @@ class DeadLetter:
 
     @property
     def to(self) -> str | None:
-        """The number, if the body has one; a body too large for a request is not parsed."""
-        if len(self.message.body) > LARGE_BODY_BYTES:
-            return None
-        try:
-            document = json.loads(self.message.body)
-        except (ValueError, RecursionError):
-            return None
+        """The number, if the body has one."""
+        document = _parsed(self.message.body)
         number = document.get("to") if isinstance(document, dict) else None
         return number if isinstance(number, str) else None
 
     def summary(self) -> dict[str, Any]:
-        """Return plain data without the body."""
+        """Return plain data without number, text and headers."""
         dead_at = self.dead_at
         return {
             "message_id": self.message_id,
@@ -108,6 +102,16 @@ class DeadLetter:
             "headers": _plain(self.message.properties.headers or {}),
             **body,
         }
+
+
+def _parsed(body: Body | str) -> object:
+    """Return the JSON of a body; None if it has none, or is too large for a request."""
+    if len(body) > LARGE_BODY_BYTES:
+        return None
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _text(value: object) -> str | None:
@@ -157,7 +161,7 @@ _HIDDEN: Final = "***"
 def mask_number(number: str) -> str:
     """Write a number so that only people who know it recognise it: `+491*****78`."""
     shown = 9
-    return f"{number[:4]}*****{number[-2:]}" if len(number) >= shown else "***"
+    return f"{number[:4]}*****{number[-2:]}" if len(number) >= shown else _HIDDEN
 
 
 def mask_record(record: dict[str, Any]) -> dict[str, Any]:
@@ -173,14 +177,9 @@ def mask_record(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _mask_body(body: str) -> str:
-    if len(body) > LARGE_BODY_BYTES:
-        return f"<{len(body)} characters>"
-    try:
-        document = json.loads(body)
-    except (ValueError, RecursionError):
-        return f"<{len(body)} characters, no JSON>"
+    document = _parsed(body)
     if not isinstance(document, dict):
-        return "<no JSON object>"
+        return f"<{len(body)} characters>"
     return json.dumps({name: _mask_member(name, value) for name, value in document.items()})
 
 
@@ -266,23 +265,16 @@ class DeadLetterQueue:
     total: int
     mover: MessageMover
 
-    async def run(
-        self, action: Action, *, advance: Callable[[int], object] = lambda _: None
-    ) -> None:
-        """Act on the letters, oldest first; letters that are not replaced stay.
+    async def run(self, action: Action) -> AsyncIterator[int]:
+        """Act on the letters, oldest first; yield the number of letters after each round.
 
-        Raises BridgeError as `MessageMover.run` does; if no copy could be published, before
-        anything is taken.
+        Letters that are not replaced stay. Raises BridgeError as `MessageMover.run` does; if no
+        copy could be published, before anything is taken.
         """
         if self.total:
             await self.mover.check(self.name, self.name)
-        # Once is enough: only a delivery limit of 0 drops a letter the first time.
-        source = Source(queue=self.name, max_returns=1, renewal=_renewal)
-        await self.mover.run(source, action, at_most=self.total, advance=advance)
-
-
-def _renewal(message: TakenMessage) -> Properties:
-    return moved_properties(message.properties)
+        async for taken in self.mover.run(action, self.name, at_most=self.total):
+            yield taken
 
 
 @asynccontextmanager
@@ -297,53 +289,49 @@ async def open_dead_letters(settings: Settings) -> AsyncIterator[DeadLetterQueue
         yield DeadLetterQueue(name, sizes.ready, mover)
 
 
-class Look:
-    """Shows letters, and leaves all of them in their queue.
+class _LetterAction(Action):
+    # Once is enough: only a delivery limit of 0 drops a letter the first time.
+    max_returns = 1
 
-    `form` writes a letter in a row. `show` gets each row when all letters of its round are safe, so
-    that `dlq list | head` costs none.
+    def renewed(self, message: TakenMessage) -> Properties:
+        return moved_properties(message.properties)
+
+
+class Look(_LetterAction):
+    """Reads the selected letters, up to `limit`, and leaves all of them in their queue.
+
+    After each round `rows` has the plain data of its letters: the record of each if `is_full`,
+    else its summary and number.
     """
 
-    def __init__(
-        self,
-        selection: LetterFilter,
-        limit: int,
-        *,
-        form: Callable[[DeadLetter], str],
-        show: Callable[[str], object],
-    ) -> None:
+    def __init__(self, selection: LetterFilter, limit: int, *, is_full: bool = False) -> None:
         self._selection = selection
         self._limit = limit
-        self._form = form
-        self._show = show
-        self._rows: list[str] = []
+        self._is_full = is_full
         self._ids = RememberedIds()
+        self.rows: list[dict[str, Any]] = []
         self.shown = self.repeats = 0
 
     def next_round(self) -> int:
         """Return how many letters to take at most: RabbitMQ counts each that it delivers."""
+        self.rows = []
         left = self._limit - self.shown
         return min(left, MAX_ROUND) if self._selection.selects_all or not left else MAX_ROUND
 
-    async def act(self, _: MessageMover, messages: Sequence[TakenMessage], /) -> Acted:
-        """Write the rows of the selected letters."""
+    async def act(self, _: MessageMover, messages: Sequence[TakenMessage], /) -> Replaced:
+        """Read the selected letters."""
         for message in messages:
             letter = DeadLetter(message)
             if self.shown < self._limit and self._selection.selects(letter, now=time.time()):
                 self.shown += 1
                 self.repeats += not self._ids.add(letter.message_id)
-                self._rows.append(self._form(letter))
-        return Acted()
-
-    async def settled(self) -> None:
-        """Show the rows of a round."""
-        rows, self._rows = self._rows, []
-        for row in rows:
-            self._show(row)
+                row = letter.record() if self._is_full else letter.summary() | {"to": letter.to}
+                self.rows.append(row)
+        return Replaced()
 
 
 @dataclass(kw_only=True)
-class _Removal:
+class _Removal(_LetterAction):
     """An action that takes the selected letters out of their queue, or only counts them."""
 
     selection: LetterFilter
@@ -369,9 +357,6 @@ class _Removal:
     def _takes(self, _: DeadLetter) -> bool:
         return True
 
-    async def settled(self) -> None:
-        """Do nothing more."""
-
 
 @dataclass(kw_only=True)
 class Discard(_Removal):
@@ -379,19 +364,19 @@ class Discard(_Removal):
 
     file: NewLinesFile
 
-    async def act(self, _: MessageMover, messages: Sequence[TakenMessage], /) -> Acted:
+    async def act(self, _: MessageMover, messages: Sequence[TakenMessage], /) -> Replaced:
         """Write the selected letters to the disk."""
         letters = self._choose(messages)
         if letters:
             self.file.write(letter.record() for letter in letters)
-        return Acted({letter.message.tag for letter in letters})
+        return Replaced({letter.message.tag for letter in letters})
 
 
 @dataclass(kw_only=True)
 class Replay(_Removal):
     """Publishes the selected letters to the queue that each came from, as new, with its old key.
 
-    `queues` are the queues of requests. A letter that came from none of them goes to the first.
+    `queues` are the queues of requests; a letter from another queue goes to the first.
 
     Left out are letters that may have been sent already and letters with the id of one that this
     run has taken, unless they are included, and letters past their own expiry, which would only die
@@ -423,7 +408,7 @@ class Replay(_Removal):
             return True
         return False
 
-    async def act(self, mover: MessageMover, messages: Sequence[TakenMessage], /) -> Acted:
+    async def act(self, mover: MessageMover, messages: Sequence[TakenMessage], /) -> Replaced:
         """Publish the selected letters as soon as the rate limit allows."""
         letters = self._choose(messages)
         self._started = min(self._started, time.monotonic())
@@ -434,12 +419,12 @@ class Replay(_Removal):
                     await mover.stopping.wait()
         if mover.stopping.is_set():
             self.tally.taken -= Counter(letter.reason or "-" for letter in letters)
-            return Acted()
+            return Replaced()
         return await mover.copies.store_all(
             {
                 letter.message.tag: (
                     letter.message.body,
-                    next((one for one in self.queues if one == letter.queue), self.queues[0]),
+                    letter.queue if letter.queue in self.queues else self.queues[0],
                     replayed_properties(letter.message.properties),
                 )
                 for letter in letters

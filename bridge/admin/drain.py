@@ -6,19 +6,19 @@ asked for their outcome is told.
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from bridge.admin.move import (
+    Action,
     MessageMover,
-    Source,
     TakenMessage,
     read_existing_queue,
     read_readable_queue,
 )
-from bridge.admin.replacement import Acted, NewLinesFile, write_time
+from bridge.admin.replacement import NewLinesFile, Replaced, write_time
 from bridge.amqp.client import Connection
 from bridge.amqp.properties import Properties
 from bridge.config import WorkerSettings
@@ -33,10 +33,6 @@ from bridge.worker.settle import count_attempt
 
 # A kill leaves at most one round of messages in both queues.
 MAX_ROUND: Final = 256
-# How often a message may have come back before it is renewed. Only the first message of a run that
-# cannot work comes back. It may have come back from a worker before, and a renewal costs it its
-# place in the queue.
-MAX_RETURNS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +129,15 @@ def drain_message(
     return DrainedMessage(message, envelope, outcome, properties)
 
 
-class Drain:
+class Drain(Action):
     """Moves messages to the dead letters and lists them in a file; `maybe_sent` may have been sent.
 
     `limit` is for all queues together.
     """
+
+    # Only the first message of a run that cannot work comes back. It may have come back from a
+    # worker before, and a renewal costs it its place in the queue.
+    max_returns = 4
 
     def __init__(
         self,
@@ -157,32 +157,35 @@ class Drain:
         # Where the messages of each retry queue go back to.
         self._origins = retry_queues(worker)
         publisher = mover.copies.publisher
+        self._max_bytes = publisher.max_properties_bytes
         self._announcer = Announcer(publisher, outcome_exchange=worker.outcome_exchange)
         self._queue = worker.queue
         self._drained: list[DrainedMessage] = []
         self.maybe_sent = 0
 
-    async def run(self, waiting: Waiting, *, advance: Callable[[int], object]) -> None:
+    async def run(self, waiting: Waiting) -> AsyncIterator[int]:
         """Move as many messages of each queue as it has when its turn comes.
 
-        So it ends although publishers go on. Raises BridgeError; messages that are not moved by
-        then are where they were.
+        So it ends although publishers go on. Yields the number of messages after each round.
+        Raises BridgeError; messages that are not moved by then are where they were.
         """
         await self._mover.check(self._worker.queue, self._target)
         for self._queue in waiting.ready:
             sizes = await read_queue(self._mover.connection, self._queue)
             at_most = 0 if sizes is None else sizes.ready
-            # A renewed message would wait in a retry queue once more. Above the delivery limit the
-            # broker moves it to the main queue, and drops nothing.
-            renewal = None if self._queue in self._origins else self._renewal
-            source = Source(queue=self._queue, max_returns=MAX_RETURNS, renewal=renewal)
-            await self._mover.run(source, self, at_most=at_most, advance=advance)
+            async for taken in self._mover.run(self, self._queue, at_most=at_most):
+                await self._announce()
+                yield taken
 
-    def _renewal(self, message: TakenMessage) -> Properties:
+    def renewed(self, message: TakenMessage) -> Properties | None:
+        """Renew no message of a retry queue, where it would wait once more.
+
+        Above the delivery limit the broker moves it to the main queue, and drops nothing.
+        """
+        if self._queue in self._origins:
+            return None
         return renewed_properties(
-            message.properties,
-            is_repeated=message.redelivered,
-            max_bytes=self._mover.copies.publisher.max_properties_bytes,
+            message.properties, is_repeated=message.redelivered, max_bytes=self._max_bytes
         )
 
     def next_round(self) -> int:
@@ -190,23 +193,23 @@ class Drain:
         done = self._mover.moved.total()
         return MAX_ROUND if self._limit is None else min(MAX_ROUND, self._limit - done)
 
-    async def act(self, mover: MessageMover, messages: Sequence[TakenMessage], /) -> Acted:
+    async def act(self, mover: MessageMover, messages: Sequence[TakenMessage], /) -> Replaced:
         """Publish the copies of messages, then list the confirmed ones in the file."""
-        max_bytes = mover.copies.publisher.max_properties_bytes
         origin = self._origins.get(self._queue, self._queue)
         drained = [
-            drain_message(one, self._reason, queue=origin, max_bytes=max_bytes) for one in messages
+            drain_message(one, self._reason, queue=origin, max_bytes=self._max_bytes)
+            for one in messages
         ]
         stored = await mover.copies.store_all(
             {one.message.tag: (one.message.body, self._target, one.properties) for one in drained}
         )
-        moved = [one for one in drained if one.message.tag in stored.replaced]
+        moved = [one for one in drained if one.message.tag in stored.tags]
         self._file.write(one.record(self._queue) for one in moved)
         # Their bodies are needed no more.
         self._drained += [replace(one, message=one.message._replace(body=b"")) for one in moved]
         return stored
 
-    async def settled(self) -> None:
+    async def _announce(self) -> None:
         """Publish the outcomes of a round."""
         drained, self._drained = self._drained, []
         self.maybe_sent += sum(one.may_be_sent for one in drained)

@@ -7,16 +7,16 @@ RabbitMQ has no harmless way to look at a message. A quorum queue counts each ti
 comes back, and drops it above its delivery limit, 20 by default since RabbitMQ 4.0. Until 4.2 a
 nack counts, a closed channel, a lost connection, `basic.get` and the management API's "get
 messages". From 4.3 on a nack does not count; the others do. So a message that stays is nacked at
-the end of the run, in its order. One that has come back `Source.max_returns` times is renewed
+the end of the run, in its order. One that has come back `Action.max_returns` times is renewed
 instead: published to the end of its queue, confirmed, then acked, so that its count starts anew.
 All messages behind it that stay are renewed as well, so that a look at the whole queue keeps its
 order. A kill between the confirm and the ack leaves a message in the queue twice, with one id. With
 a delivery limit below `max_returns` the renewal comes too late.
 
-Messages are taken in rounds, and never more than are wanted. A consumer with a prefetch gets a new
-message for each one that it acks, so each round has a consumer of its own, whose prefetch is the
-size of the round, and acks are sent after its end. The first round takes one message and the next
-ones more: a run that cannot work, as with a full queue, touches a single message.
+Messages are taken in rounds. A consumer with a prefetch gets a new message for each one that it
+acks, so each round has a consumer of its own, whose prefetch is the size of the round, and acks are
+sent after its end. The first round takes one message and the next ones more: a run that cannot
+work, as with a full queue, touches a single message.
 
 Memory is bounded, whatever the size of the messages: a round is acted on in batches of
 `MAX_BATCH_BYTES`, and while as many bytes wait in the inbox the connection is not read, so that TCP
@@ -25,13 +25,13 @@ stops the broker.
 
 import asyncio
 import math
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
-from bridge.admin.replacement import Acted, Copies, QueueFullError, new_publisher
+from bridge.admin.replacement import Copies, QueueFullError, Replaced, new_publisher
 from bridge.amqp.channels import (
     RPC_TIMEOUT_SECONDS,
     close_channel,
@@ -89,29 +89,25 @@ class TakenMessage(NamedTuple):
         return count if type(count) is int else 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """A queue to take messages from.
+class Action(ABC):
+    """The work of a run on the messages that it takes.
 
-    `renewal` makes the properties of the copy that renews a message; without it none is renewed.
+    A message that has come back `max_returns` times is renewed.
     """
 
-    queue: str
     max_returns: int
-    renewal: Callable[[TakenMessage], Properties] | None
 
-
-class Action(Protocol):
-    """The work of a run on the messages that it takes."""
-
+    @abstractmethod
     def next_round(self) -> int:
         """Return how many messages to take at most; a kill may leave as many in both places."""
 
-    async def act(self, mover: "MessageMover", messages: Sequence[TakenMessage], /) -> Acted:
+    @abstractmethod
+    async def act(self, mover: "MessageMover", messages: Sequence[TakenMessage], /) -> Replaced:
         """Replace messages, or leave them; after BridgeError all of them stay in their queue."""
 
-    async def settled(self) -> None:
-        """Go on after a round: the messages that were replaced have left their queue."""
+    @abstractmethod
+    def renewed(self, message: TakenMessage) -> Properties | None:
+        """Return the properties of the copy that renews a message; None if none is renewed."""
 
 
 class _Inbox:
@@ -200,41 +196,26 @@ class MessageMover:
     async def check(self, queue: str, target: str) -> None:
         """Raise BrokerError unless this user may read a queue, and publish to another one.
 
-        Nothing is taken for it.
+        Nothing is taken for it: the broker checks the permission first, then refuses the argument.
         """
-        try:
-            await self.copies.check(target)
-        except BrokerError:
-            # A missing permission to read is reported first.
-            await self._check_readable(queue)
-            raise
-
-    async def _check_readable(self, queue: str) -> None:
-        # The broker checks the permission first, then refuses the argument.
         channel = await open_channel(self.connection)
         with suppress(ChannelPreconditionFailed):
             await _consume(channel, queue, _take_nothing, {"x-priority": "none"})
+        await self.copies.check(target)
 
-    async def run(
-        self,
-        source: Source,
-        action: Action,
-        *,
-        at_most: int,
-        advance: Callable[[int], object] = lambda _: None,
-    ) -> None:
+    async def run(self, action: Action, queue: str, *, at_most: int) -> AsyncIterator[int]:
         """Take up to `at_most` messages, oldest first, and act on them.
 
-        After each round `advance` is called with its length. Ends early if there are no more, if
-        the action wants no more, or when stopping. Raises BridgeError if a copy, a line or the
-        broker fails; messages that are not replaced by then stay in their queue.
+        Yields the number of messages after each round, when all that it replaced are acked. Ends
+        early if there are no more, if the action wants no more, or when stopping. Raises
+        BridgeError if a copy, a line or the broker fails; messages that are not replaced by then
+        stay in their queue.
         """
-        self._queue, self._renews_all = source.queue, False
+        self._queue, self._renews_all = queue, False
         size = 1
         while not self.stopping.is_set() and (count := min(size, at_most, action.next_round())) > 0:
-            taken, taken_bytes = await self._run_round(source, action, count)
-            await action.settled()
-            advance(taken)
+            taken, taken_bytes = await self._run_round(action, count)
+            yield taken
             if self._fault is not None:
                 raise self._fault
             if taken < count:
@@ -242,7 +223,7 @@ class MessageMover:
             at_most -= count
             size = 2 * count if taken_bytes <= MAX_BATCH_BYTES else max(1, count // 2)
 
-    async def _run_round(self, source: Source, action: Action, count: int) -> tuple[int, int]:
+    async def _run_round(self, action: Action, count: int) -> tuple[int, int]:
         """Take messages and act on them; return how many there were, and their bytes."""
         taken = taken_bytes = batch_bytes = replaced = 0
         batch: list[TakenMessage] = []
@@ -252,11 +233,11 @@ class MessageMover:
             batch_bytes += len(message.body)
             batch.append(message)
             if batch_bytes > MAX_BATCH_BYTES:
-                replaced += await self._act(source, action, batch)
+                replaced += await self._act(action, batch)
                 batch, batch_bytes = [], 0
-        replaced += await self._act(source, action, batch)
+        replaced += await self._act(action, batch)
         await self._settle()
-        self.moved[source.queue] += replaced
+        self.moved[self._queue] += replaced
         return taken, taken_bytes
 
     async def _take(self, count: int) -> AsyncIterator[TakenMessage]:
@@ -316,7 +297,7 @@ class MessageMover:
         async with self._within(CANCEL_SECONDS):
             await self._channel.basic_cancel(consumer)
 
-    async def _act(self, source: Source, action: Action, batch: Sequence[TakenMessage]) -> int:
+    async def _act(self, action: Action, batch: Sequence[TakenMessage]) -> int:
         """Have messages replaced, and return how many are; after a fault all others stay."""
         replaced: Collection[int] = ()
         if batch and self._fault is None:
@@ -327,11 +308,13 @@ class MessageMover:
         self._to_ack += replaced
         async with asyncio.TaskGroup() as group:
             for message in batch:
-                if message.tag not in replaced and source.renewal is not None:
-                    is_due = message.returns >= source.max_returns
-                    self._renews_all |= is_due
-                    if self._renews_all:
-                        properties = source.renewal(message)
+                if message.tag in replaced:
+                    continue
+                is_due = message.returns >= action.max_returns
+                if is_due or self._renews_all:
+                    properties = action.renewed(message)
+                    if properties is not None:
+                        self._renews_all = True
                         group.create_task(self._renew(message, properties, is_due=is_due))
         return len(replaced)
 

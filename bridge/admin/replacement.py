@@ -22,10 +22,10 @@ PUBLISH_SECONDS: Final = 10.0
 REASON_SECONDS: Final = 1.0
 
 
-class Acted(NamedTuple):
+class Replaced(NamedTuple):
     """The tags of the messages that are replaced, and why others are not."""
 
-    replaced: Collection[int] = ()
+    tags: Collection[int] = ()
     fault: BridgeError | None = None
 
 
@@ -84,23 +84,19 @@ class Copies:
             why = await self._why_not_stored(error)
             raise BrokerError(f"queue {queue}: not stored: {why}; {remedy}") from None
 
-    async def store_all(self, copies: Mapping[int, tuple[Body, str, Properties]]) -> Acted:
+    async def store_all(self, copies: Mapping[int, tuple[Body, str, Properties]]) -> Replaced:
         """Store the copy of each tag: body, queue and properties."""
-        stored: set[int] = set()
-        faults: list[BrokerError] = []
-
-        async def store(tag: int, body: Body, queue: str, properties: Properties) -> None:
-            try:
-                await self.store(body, queue, properties)
-            except BrokerError as error:
-                faults.append(error)
+        storing = (self.store(*copy) for copy in copies.values())
+        results = await asyncio.gather(*storing, return_exceptions=True)
+        stored, faults = set[int](), list[BrokerError]()
+        for tag, result in zip(copies, results, strict=True):
+            if isinstance(result, BrokerError):
+                faults.append(result)
+            elif result is not None:
+                raise result
             else:
                 stored.add(tag)
-
-        async with asyncio.TaskGroup() as group:
-            for tag, copy in copies.items():
-                group.create_task(store(tag, *copy))
-        return Acted(stored, faults[0] if faults else None)
+        return Replaced(stored, faults[0] if faults else None)
 
     async def _publish_alone(self, body: Body, queue: str, properties: Properties) -> None:
         async with self.publisher.deadline_for(body, alone=True) as deadline:

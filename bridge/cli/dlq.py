@@ -1,12 +1,11 @@
-"""`sms-bridge dlq`: look at dead letters, send them again, take them away."""
+"""`sms-bridge dlq`: look at dead letters, send them again, remove them."""
 
 import json
-import time
 from collections import Counter
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
 
 import typer
 
@@ -24,20 +23,21 @@ from bridge.errors import BridgeError, ConfigError
 from bridge.worker.fates import DeadReason
 
 if TYPE_CHECKING:
-    from bridge.admin.dead_letters import DeadLetter, Discard, Look, Replay, Tally
+    from bridge.admin.dead_letters import Discard, Look, Replay, Tally
     from bridge.admin.replacement import NewLinesFile
     from bridge.config import Settings
 
 app = typer.Typer(
     name="dlq",
-    help="Look at dead letters, send them again, take them away.",
+    help="Look at dead letters, send them again, remove them.",
     no_args_is_help=True,
     rich_markup_mode=None,
     epilog=(
-        "The queue is <worker.queue>.dead. A look gives every message back, which RabbitMQ counts "
-        "up to version 4.2; one that has come back before is put to the end of its queue as a "
-        "fresh copy, so that no delivery limit drops it. The user needs the permissions to "
-        "read <worker.queue>.dead and to write amq.default; without them nothing is taken."
+        "The queue is <worker.queue>.dead. Each command gives back the letters that it leaves, "
+        "which RabbitMQ counts up to version 4.2; a letter that has come back before is replaced "
+        "by a fresh copy at the end of the queue, so that no delivery limit drops it. The user "
+        "needs the permissions to read <worker.queue>.dead and to write amq.default; without them "
+        "nothing is taken."
     ),
 )
 
@@ -78,11 +78,10 @@ Ids = Annotated[
 ]
 OlderThan = Annotated[
     float | None,
-    typer.Option(parser=_age, metavar="AGE", help="Only what died longer ago, as 90s, 5m, 2h, 7d."),
+    typer.Option(parser=_age, metavar="AGE", help="Only letters older than 90s, 5m, 2h, 7d."),
 ]
 NewerThan = Annotated[
-    float | None,
-    typer.Option(parser=_age, metavar="AGE", help="Only what died after that."),
+    float | None, typer.Option(parser=_age, metavar="AGE", help="Only letters newer than that.")
 ]
 Reveal = Annotated[bool, typer.Option("--reveal", help="Show numbers and texts in full.")]
 
@@ -105,28 +104,23 @@ def list_letters(  # noqa: PLR0913  an option each
     older_than: OlderThan = None,
     newer_than: NewerThan = None,
     ids: Ids = None,
-    limit: Annotated[int, typer.Option(help="Show at most so many.", min=1)] = 50,
+    limit: Annotated[int, typer.Option(help="Show at most this many.", min=1)] = 50,
     reveal: Reveal = False,
     as_json: AsJson = False,
     config: ConfigFile = None,
 ) -> None:
     """Show the oldest dead letters, a line each: age, reason, attempts, status, code, number, id.
 
-    Numbers are masked without --reveal. With --json each line is a JSON object. Below the rows
-    it says how many have the id of one above: the same message, dead twice.
+    Numbers are masked without --reveal. With --json each line is a JSON object. The last line says
+    how many letters repeat the id of another: the same message, dead twice.
     """
     import asyncio
 
     from bridge.admin.dead_letters import LetterFilter, Look
 
-    def form(letter: "DeadLetter") -> str:
-        row = _form_letter(letter, as_json=as_json, reveal=reveal)
-        return row if as_json or look.shown > 1 else f"{_HEAD}\n{row}"
-
-    look = Look(
-        LetterFilter(reason, ids, older_than, newer_than), limit, form=form, show=typer.echo
-    )
-    total = asyncio.run(_look(read_settings(context, config), look))
+    look = Look(LetterFilter(reason, ids, older_than, newer_than), limit)
+    settings = read_settings(context, config)
+    total = asyncio.run(_look(settings, look, as_json=as_json, reveal=reveal))
     if look.repeats:
         verb = "repeats" if look.repeats == 1 else "repeat"
         typer.echo(f"{look.repeats} of them {verb} an id: one message, dead twice", err=True)
@@ -135,7 +129,7 @@ def list_letters(  # noqa: PLR0913  an option each
     elif not total:
         typer.echo("no dead letters", err=True)
     elif not look.shown:
-        typer.echo(f"none of {total} dead letters is meant", err=True)
+        typer.echo(f"none of {total} dead letters is selected", err=True)
 
 
 @app.command(
@@ -151,20 +145,16 @@ def show(
     reveal: Reveal = False,
     config: ConfigFile = None,
 ) -> None:
-    """Show one dead letter as JSON: what is known of it, its properties, headers and body.
+    """Show one dead letter as JSON: its facts, properties, headers and body.
 
-    Whatever could be personal is masked without --reveal.
+    Anything that could be personal is masked without --reveal.
     """
     import asyncio
 
-    from bridge.admin.dead_letters import LetterFilter, Look, mask_record
+    from bridge.admin.dead_letters import LetterFilter, Look
 
-    def form(letter: "DeadLetter") -> str:
-        record = letter.record()
-        return json.dumps(record if reveal else mask_record(record), indent=2)
-
-    look = Look(LetterFilter(ids=[message_id]), 1, form=form, show=typer.echo)
-    asyncio.run(_look(read_settings(context, config), look))
+    look = Look(LetterFilter(ids=[message_id]), 1, is_full=True)
+    asyncio.run(_look(read_settings(context, config), look, as_json=True, reveal=reveal))
     if not look.shown:
         raise _unknown_id(message_id)
 
@@ -188,26 +178,29 @@ def replay(  # noqa: PLR0913  an option each
     include_uncertain: Annotated[
         bool,
         typer.Option(
-            "--include-uncertain", help="Also what may have been sent: it may be a second SMS."
+            "--include-uncertain",
+            help="Also letters that may have been sent: it may be a second SMS.",
         ),
     ] = False,
     include_repeats: Annotated[
         bool,
         typer.Option(
-            "--include-repeats", help="Also what has the id of a letter that this run sends."
+            "--include-repeats", help="Also letters with the id of one that this run sends."
         ),
     ] = False,
-    rate: Annotated[float | None, typer.Option(help="At most so many a second.", min=0.001)] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="At most this many per second.", min=0.001)
+    ] = None,
     limit: AtMost = None,
     yes: Yes = False,
     as_json: AsJson = False,
     config: ConfigFile = None,
 ) -> None:
-    """Send dead letters again: put them back into the queue, their attempts counted from zero.
+    """Send dead letters again: put them back into their queue, with attempts counted from zero.
 
-    Each keeps its idempotency key. Left out is what may have been sent already, unless
-    --include-uncertain says otherwise, what is past its own expiry, and, of letters with one id,
-    all but the oldest, unless --include-repeats says otherwise (a run knows its last 100,000 ids).
+    Each keeps its idempotency key. Left out are letters that may have been sent already, unless
+    --include-uncertain is given, letters past their own expiry, and, of letters with one id, all
+    but the oldest, unless --include-repeats is given (a run knows its last 100,000 ids).
     A letter leaves the dead-letter queue when the broker has confirmed its copy: stop or kill this
     at any point and nothing is lost, and at most 50 letters are in both queues, with one key each.
     """
@@ -251,7 +244,7 @@ def discard(  # noqa: PLR0913  an option each
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Where to write what is removed; dead-letters-<time>.jsonl without.",
+            help="Where to write the removed letters. Default: dead-letters-<time>.jsonl.",
         ),
     ] = None,
     limit: AtMost = None,
@@ -277,13 +270,20 @@ def discard(  # noqa: PLR0913  an option each
     asyncio.run(_carry_out(settings, discard, "discard", as_json=as_json, file=file))
 
 
-async def _look(settings: "Settings", look: "Look") -> int:
-    """Show letters, and return how many there are in all."""
+async def _look(settings: "Settings", look: "Look", *, as_json: bool, reveal: bool) -> int:
+    """Print letters, and return how many there are in all."""
     from bridge.admin.dead_letters import open_dead_letters
 
     async with open_dead_letters(settings) as letters:
         stop_at_signals(letters.mover.stopping)
-        await letters.run(look)
+        is_first = not as_json
+        async for _ in letters.run(look):
+            # By now all letters of the round are safe, so that `dlq list | head` costs none.
+            for row in look.rows:
+                if is_first:
+                    typer.echo(_HEAD)
+                    is_first = False
+                typer.echo(_form_letter(row, as_json=as_json, reveal=reveal))
         return letters.total
 
 
@@ -304,7 +304,8 @@ async def _carry_out(
             # The file is made before anything is taken.
             opened = file if file and action.apply else nullcontext()
             with opened, progress_bar(letters.total if action.apply else 0) as advance:
-                await letters.run(action, advance=advance)
+                async for count in letters.run(action):
+                    advance(count)
             is_complete = True
         finally:
             done = letters.mover.moved.total()
@@ -332,24 +333,21 @@ _ROW: Final = "{:>4}  {:<14}  {:>5}  {:>6}  {:<8}  {:<16}  {:<36}  {}"
 _HEAD: Final = _ROW.format("AGE", "REASON", "TRIES", "STATUS", "CODE", "TO", "MESSAGE ID", "DETAIL")
 
 
-def _form_letter(letter: "DeadLetter", *, as_json: bool, reveal: bool) -> str:
-    """Write a letter in one line, its number masked unless it is to be revealed."""
-    from bridge.admin.dead_letters import mask_number
+def _form_letter(row: dict[str, Any], *, as_json: bool, reveal: bool) -> str:
+    """Write a letter in one line, or its whole record, masked unless it is to be revealed."""
+    from bridge.admin.dead_letters import mask_number, mask_record
 
-    number = letter.to
-    if number is not None and not reveal:
-        number = mask_number(number)
+    if "headers" in row:
+        return json.dumps(row if reveal else mask_record(row), indent=2)
+    if row["to"] is not None and not reveal:
+        row = row | {"to": mask_number(row["to"])}
     if as_json:
-        return json.dumps(letter.summary() | {"to": number})
+        return json.dumps(row)
+    age = row["age_seconds"]
     cells = (
-        None if letter.dead_at is None else format_age(time.time() - letter.dead_at),
-        letter.reason,
-        letter.attempts,
-        letter.status,
-        letter.code,
-        number,
-        letter.message_id,
-        ": ".join(filter(None, (letter.detail, letter.meaning))) or None,
+        None if age is None else format_age(age),
+        *(row[name] for name in ("reason", "attempts", "status", "code", "to", "message_id")),
+        ": ".join(filter(None, (row["detail"], row["meaning"]))) or None,
     )
     texts = ("-" if cell is None else printable(str(cell)) for cell in cells)
     return _ROW.format(*texts).rstrip()

@@ -1,4 +1,4 @@
-"""`sms-bridge drain`: move what waits to the dead letters."""
+"""`sms-bridge drain`: move the messages that wait to the dead letters."""
 
 import json
 from collections.abc import Mapping
@@ -43,31 +43,30 @@ def drain(  # noqa: PLR0913  an option each
     ] = False,
     reason: Annotated[
         str,
-        typer.Option(
-            metavar="TEXT", help="What for: a line for others to read, without phone numbers."
-        ),
+        typer.Option(metavar="TEXT", help="Why: a line for others to read, without phone numbers."),
     ],
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only say what would be done, as without --yes.")
     ] = False,
     file: Annotated[
         Path | None,
-        typer.Option(help="Where to list what is moved; drained-<time>.jsonl without."),
+        typer.Option(help="Where to list the moved messages. Default: drained-<time>.jsonl."),
     ] = None,
     limit: AtMost = None,
     yes: Yes = False,
     as_json: AsJson = False,
     config: ConfigFile = None,
 ) -> None:
-    """Move what waits for the workers to the dead letters: a campaign with the wrong text.
+    """Move the messages that wait to the dead letters, as for a campaign with the wrong text.
 
-    Both what is in the queue and what waits on the retry ladder, as much as there is when it
-    begins. Run `sms-bridge pause` before, else workers go on sending meanwhile. Nothing is deleted:
-    each becomes a dead letter `drained` with its key, its expiry and this reason, `sms-bridge dlq`
-    shows it, and `dlq replay` sends it after all. Who waits for its outcome is told `dead`.
+    It moves the messages of the queues and those that wait for a retry, as many as there are when
+    it begins. Run `sms-bridge pause` first, or workers go on sending meanwhile. Nothing is deleted:
+    each message becomes a dead letter `drained` with its key, its expiry and this reason.
+    `sms-bridge dlq` shows it, `dlq replay` sends it after all, and whoever waits for its outcome is
+    told `dead`.
     A message leaves its queue when the broker has confirmed its copy and the copy is listed in the
-    file: stop or kill this at any point and nothing is lost, and at most 256 are in both places,
-    with one id each. The file has ids, moments and sizes, no number and no text.
+    file: stop or kill this at any point and nothing is lost, and at most 256 messages are in both
+    places, with one id each. The file has ids, times and sizes, no number and no text.
     """
     import asyncio
 
@@ -111,7 +110,8 @@ async def _drain(
         try:
             if total:
                 with file, progress_bar(total) as advance:
-                    await drain.run(waiting, advance=advance)
+                    async for count in drain.run(waiting):
+                        advance(count)
         finally:
             _print_moved(mover.moved, drain.maybe_sent, waiting, path, as_json=as_json)
         if mover.stopping.is_set():
@@ -121,7 +121,7 @@ async def _drain(
         rest = await count_waiting(mover.connection, settings.worker)
         if limit is None and rest.total:
             typer.echo(
-                f"{rest.total} wait by now, published or put back meanwhile"
+                f"{rest.total} wait now, published or put back meanwhile"
                 f"{counts_of(rest.ready)}; run it again for them",
                 err=True,
             )

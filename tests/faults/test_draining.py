@@ -53,7 +53,8 @@ async def _drain(settings: Settings, file: Path) -> int:
         waiting = await count_waiting(mover.connection, worker)
         with NewLinesFile(file, option="--file") as listed:
             drain = Drain(worker, mover, "wrong text", listed, limit=None)
-            await drain.run(waiting, advance=lambda _: None)
+            async for _ in drain.run(waiting):
+                pass
         return (await count_waiting(mover.connection, worker)).total
 
 

@@ -31,8 +31,8 @@ from bridge.admin.dead_letters import (
     Tally,
     open_dead_letters,
 )
-from bridge.admin.move import MessageMover, TakenMessage
-from bridge.admin.replacement import Acted
+from bridge.admin.move import Action, MessageMover, TakenMessage
+from bridge.admin.replacement import Replaced
 from bridge.amqp.field_values import tolerate_broken_properties
 from bridge.config import Settings
 from bridge.sandbox.broker import Broker
@@ -141,13 +141,9 @@ async def graveyard(amqp: Amqp, amqp_url: str) -> AsyncIterator[Graveyard]:
 
 async def _look(graveyard: Graveyard) -> list[str | None]:
     """Look at every dead letter once, in this process, and give them back."""
-    found: list[str | None] = []
-    look = Look(
-        LetterFilter(), sys.maxsize, form=lambda one: str(one.message_id), show=found.append
-    )
+    look = Look(LetterFilter(), sys.maxsize)
     async with open_dead_letters(graveyard.settings) as letters:
-        await letters.run(look)
-    return found
+        return [row["message_id"] async for _ in letters.run(look) for row in look.rows]
 
 
 # list and show
@@ -327,13 +323,13 @@ async def test_a_replay_that_may_not_publish_is_told(managed_broker: Broker) -> 
 
 
 async def test_a_list_of_nothing_says_so(graveyard: Graveyard) -> None:
-    """`dlq list` says when there is no dead letter, and when none is meant by the filters."""
+    """`dlq list` says when there is no dead letter, and when the filters select none."""
     empty = await run_program("dlq", "list", settings=graveyard.values)
     await graveyard.bury("refused")
     other = await run_program("dlq", "list", "--reason", "expired", settings=graveyard.values)
 
     assert (empty.stdout, empty.stderr) == (b"", b"no dead letters\n")
-    assert (other.stdout, other.stderr) == (b"", b"none of 1 dead letters is meant\n")
+    assert (other.stdout, other.stderr) == (b"", b"none of 1 dead letters is selected\n")
 
 
 @pytest.mark.parametrize("command", ["replay", "discard"])
@@ -371,7 +367,8 @@ async def _replay(graveyard: Graveyard, **options: Any) -> Tally:
     given: dict[str, Any] = {"selection": LetterFilter(), "apply": True, **options}
     replay = Replay(queues=[graveyard.queue], **given)
     async with open_dead_letters(graveyard.settings) as letters:
-        await letters.run(replay)
+        async for _ in letters.run(replay):
+            pass
     return replay.tally
 
 
@@ -722,17 +719,19 @@ async def test_a_discard_only_counts_without_a_yes(graveyard: Graveyard, tmp_pat
     await graveyard.until_at_rest(0, 3)
 
 
-class _Remove:
+class _Remove(Action):
     """Removes all letters."""
+
+    max_returns = 1
 
     def next_round(self) -> int:
         return MAX_ROUND
 
-    async def act(self, _: MessageMover, messages: Sequence[TakenMessage], /) -> Acted:
-        return Acted([message.tag for message in messages])
+    async def act(self, _: MessageMover, messages: Sequence[TakenMessage], /) -> Replaced:
+        return Replaced([message.tag for message in messages])
 
-    async def settled(self) -> None:
-        pass
+    def renewed(self, _: TakenMessage) -> None:
+        return None
 
 
 async def test_what_was_removed_does_not_come_back(graveyard: Graveyard) -> None:
@@ -744,7 +743,8 @@ async def test_what_was_removed_does_not_come_back(graveyard: Graveyard) -> None
         await graveyard.fill(MANY_FOR_A_QUORUM_QUEUE)
         await graveyard.amqp.until_count(graveyard.dead, MANY_FOR_A_QUORUM_QUEUE)
         async with open_dead_letters(graveyard.settings) as letters:
-            await letters.run(_Remove())
+            async for _ in letters.run(_Remove()):
+                pass
         assert await _look(graveyard) == []
 
 

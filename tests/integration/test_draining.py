@@ -409,7 +409,7 @@ async def test_it_ends_while_publishers_go_on(campaign: Campaign) -> None:
     assert left
     assert moved + [message.message_id for message in left] == campaign.ids
     assert {message.redelivered for message in left} == {False}
-    assert "wait by now, published or put back meanwhile" in result.stderr.decode()
+    assert "wait now, published or put back meanwhile" in result.stderr.decode()
 
 
 async def test_workers_that_go_on_are_told_of(
