@@ -424,7 +424,9 @@ class Replay(_Removal):
             {
                 letter.message.tag: (
                     letter.message.body,
-                    letter.queue if letter.queue in self.queues else self.queues[0],
+                    letter.queue
+                    if letter.queue and letter.queue in self.queues
+                    else self.queues[0],
                     replayed_properties(letter.message.properties),
                 )
                 for letter in letters

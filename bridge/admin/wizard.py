@@ -1,14 +1,9 @@
-"""The configuration that `sms-bridge init` writes: five questions, their checks, a template.
-
-`questions` asks where the bridge runs, for the broker, the SMS service, its API key and its
-webhooks. `check_answer` checks each answer with the settings' own models. `write_document` fills
-the template of config.yaml, or of the Helm chart's values.yaml.
-"""
+"""The configuration that `sms-bridge init` writes: its questions, their checks, the templates."""
 
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +14,6 @@ from yarl import URL
 
 from bridge.config import EndpointSettings, Settings
 from bridge.config.faults import describe
-from bridge.config.fields import did_you_mean
 from bridge.config.presets import (
     PRESETS,
     Preset,
@@ -43,6 +37,7 @@ NO_WEBHOOKS: Final = "none"
 # By the name of the option that gives the same answer; "" for an optional one that was left empty.
 Answers = dict[str, str]
 
+STEPS: Final = ("Where it runs", "The broker", "The SMS service", "Its API key", "Its webhooks")
 _PLACEHOLDER: Final = re.compile(r"\{([^}]+)\}")
 
 
@@ -61,38 +56,38 @@ class WizardQuestion:
     is_file: bool = False
 
 
-STEPS: Final = ("Where it runs", "The broker", "The SMS service", "Its API key", "Its webhooks")
-
-
 def questions(answers: Answers) -> Iterator[WizardQuestion]:
     """Yield the questions that apply; the caller adds each answer before it asks for the next."""
-    told = f"{HOST}: a computer or container; writes config.yaml.\n"
-    told += f"{KUBERNETES}: the Helm chart; writes values.yaml."
-    yield WizardQuestion("where", 1, "host or kubernetes", told, HOST)
+    yield WizardQuestion(
+        *("where", 1, "host or kubernetes"),
+        f"{HOST}: a computer or container; writes config.yaml.\n"
+        f"{KUBERNETES}: the Helm chart; writes values.yaml.",
+        HOST,
+    )
     on_host = answers["where"] == HOST
     if not on_host:
         told = "The image that you pushed, such as registry.example.com/sms-bridge:0.1.0."
         yield WizardQuestion("image", 1, "Image", told)
-    told = "RabbitMQ's address without user and password, amqps:// for TLS. The virtual host\n"
-    told += 'follows the last slash, as in amqp://rabbitmq.example.com:5672/sms; "/" without.'
     yield WizardQuestion(
-        "broker", 2, "Address", told, "amqp://localhost:5672/" if on_host else None
+        *("broker", 2, "Address"),
+        "RabbitMQ's address without user and password, amqps:// for TLS. The virtual host\n"
+        'follows the last slash, as in amqp://rabbitmq.example.com:5672/sms; "/" without.',
+        "amqp://localhost:5672/" if on_host else None,
     )
-    if on_host:
-        told = "RabbitMQ's user; empty means guest, who may log in only from the broker's own host."
-        yield WizardQuestion("broker-user", 2, "User", told, "")
-        if answers.get("broker-user"):
-            file = str(Path.cwd() / "rabbitmq-password")
-            told = "A file that holds the user's password alone."
-            yield WizardQuestion(
-                "broker-password-file", 2, "File with the password", told, file, is_file=True
-            )
-    else:
+    if not on_host:
         told = "The Secret that has RabbitMQ's user under the keys username and password."
         yield WizardQuestion("broker-secret-name", 2, "Secret", told, "sms-rabbitmq")
-    told = "generic posts to {base URL}/v1/messages; docs/providers has a page for each service.\n"
-    told += f"One of {', '.join(PRESETS[:6])},\n{', '.join(PRESETS[6:])}."
-    yield WizardQuestion("preset", 3, "Service", told, "generic")
+    else:
+        told = "RabbitMQ's user; empty means guest, who may log in only from the broker's own host."
+        yield WizardQuestion("broker-user", 2, "User", told, "")
+    if answers.get("broker-user"):
+        yield _file("broker-password-file", 2, "password", "Holds the user's password alone.")
+    yield WizardQuestion(
+        *("preset", 3, "Service"),
+        "generic posts to {base URL}/v1/messages; docs/providers has a page for each service.\n"
+        f"One of {', '.join(PRESETS[:6])},\n{', '.join(PRESETS[6:])}.",
+        "generic",
+    )
     yield from _questions_of_service(answers, _preset(answers), on_host=on_host)
 
 
@@ -108,11 +103,9 @@ def _questions_of_service(
     if "auth.username" in needs:
         yield WizardQuestion("username", 3, "User name", needs["auth.username"])
     told = needs.get("key", "The API key of your SMS service.")
-    told += "\nIt is written to no configuration, which only names the {} that holds it."
+    told += "\nThe configuration holds no secret, only the name of the {} that holds it."
     if on_host:
-        file = str(Path.cwd() / "sms-api-key")
-        told = told.format("file")
-        yield WizardQuestion("key-file", 4, "File with the key", told, file, is_file=True)
+        yield _file("key-file", 4, "key", told.format("file"), "sms-api-key")
     else:
         yield WizardQuestion(
             "key-secret-name", 4, "Secret/key", told.format("Secret"), "sms-api/key"
@@ -122,27 +115,27 @@ def _questions_of_service(
         told += f"{preset} signs nothing: without a proxy that does, answer {NO_WEBHOOKS}; see\n"
         told += f"docs/providers/{preset}.md. "
     told += f"{NO_WEBHOOKS}: receive no webhooks, only send."
-    if on_host:
-        file = _default_webhook_file(answers, preset)
-        yield WizardQuestion(
-            "webhook-secret-file", 5, "File with the secret", told, file, is_file=True
-        )
-    else:
-        default = "sms-webhook/secret" if _is_signed(preset) else NO_WEBHOOKS
+    default = "sms-webhook/secret" if _is_signed(preset) else NO_WEBHOOKS
+    if not on_host:
         yield WizardQuestion("webhook-secret-name", 5, "Secret/key", told, default)
+    else:
+        file = _file("webhook-secret-file", 5, "secret", told, "webhook-secret")
+        if not _is_signed(preset):
+            file = replace(file, default=NO_WEBHOOKS)
+        elif _signs_with_the_key(preset):
+            file = replace(file, default=answers.get("key-file", ""))
+        yield file
     if _has_webhooks(answers) and _signs_address(preset):
         told = f"The address that {preset} calls, exactly as it is set there, because it is signed"
         told += f"\ntoo; such as https://sms.example.com{_path(preset)}."
         yield WizardQuestion("public-url", 5, "Address", told)
 
 
-def _default_webhook_file(answers: Answers, preset: Preset) -> str:
-    if not _is_signed(preset):
-        return NO_WEBHOOKS
-    # Several services sign with the secret that also logs in.
-    called = (webhook_secret(preset), needed_settings(preset).get("key", ""))
-    is_the_key = len({words.partition(",")[0] for words in called}) == 1
-    return answers.get("key-file", "") if is_the_key else str(Path.cwd() / "webhook-secret")
+def _file(
+    name: str, step: int, what: str, told: str, default: str = "rabbitmq-password"
+) -> WizardQuestion:
+    path = str(Path.cwd() / default)
+    return WizardQuestion(name, step, f"File with the {what}", told, path, is_file=True)
 
 
 def _preset(answers: Answers) -> Preset:
@@ -162,29 +155,33 @@ def _signs_address(preset: Preset) -> bool:
     return "{url}" in SCHEMES[settings.signature.preset].signed_content
 
 
+def _signs_with_the_key(preset: Preset) -> bool:
+    """Whether the secret of the webhooks is also the one that logs in."""
+    called = (webhook_secret(preset), needed_settings(preset).get("key", ""))
+    return len({words.partition(",")[0] for words in called}) == 1
+
+
 def _has_webhooks(answers: Answers) -> bool:
-    told = (answers.get("webhook-secret-file"), answers.get("webhook-secret-name"))
-    return NO_WEBHOOKS not in told
+    given = (answers.get("webhook-secret-file"), answers.get("webhook-secret-name"))
+    return NO_WEBHOOKS not in given
 
 
 # How Kubernetes names Secrets (a DNS subdomain) and their keys, and how images are named.
 _NAME: Final = r"(?=[^/]{1,253}(/|$))[a-z0-9]([a-z0-9.-]*[a-z0-9])?"
-_NAME_AND_KEY: Final = _NAME + r"(/[-._a-zA-Z0-9]{0,253})?"
-_IMAGE: Final = (
-    r"([A-Za-z0-9.-]+(:[0-9]+)?/)?[a-z0-9._/-]+(:[A-Za-z0-9._-]{1,128})?(@sha256:[a-f0-9]{64})?"
+_SECRET_AND_KEY: Final = (
+    _NAME + r"(/[-._a-zA-Z0-9]{0,253})?",
+    "must name a Secret and its key, such as sms-api/key; the secret itself is never given here",
 )
-_LIKE_NAME_AND_KEY: Final = (
-    "must be the name of a Secret and of its key, such as sms-api/key; the secret itself is never "
-    "given here"
-)
-_LIKE_IMAGE: Final = (
-    "must look like registry.example.com/sms-bridge:0.1.0, or end with @sha256: and a digest"
-)
+# By the name of an answer: its pattern, and the remedy.
 _FORMS: Final = {
-    "image": (_IMAGE, _LIKE_IMAGE),
+    "where": (f"{HOST}|{KUBERNETES}", f"must be {HOST} or {KUBERNETES}"),
+    "image": (
+        r"([A-Za-z0-9.-]+(:[0-9]+)?/)?[a-z0-9._/-]+(:[A-Za-z0-9._-]{1,128})?(@sha256:[a-f0-9]{64})?",
+        "must look like registry.example.com/sms-bridge:0.1.0, or end with @sha256: and a digest",
+    ),
     "broker-secret-name": (_NAME, "must be the name of a Secret, such as sms-rabbitmq"),
-    "key-secret-name": (_NAME_AND_KEY, _LIKE_NAME_AND_KEY),
-    "webhook-secret-name": (_NAME_AND_KEY, _LIKE_NAME_AND_KEY),
+    "key-secret-name": _SECRET_AND_KEY,
+    "webhook-secret-name": _SECRET_AND_KEY,
 }
 
 
@@ -197,9 +194,6 @@ def check_answer(name: str, answers: Answers, secrets: Mapping[Path, str]) -> No
     value = answers[name]
     if not value.isprintable():
         raise ConfigError(f"--{name}: holds a control character; type it anew")
-    if name == "where" and value not in {HOST, KUBERNETES}:
-        meant = did_you_mean(value, (HOST, KUBERNETES))
-        raise ConfigError(f"--where: must be {HOST} or {KUBERNETES}{meant}")
     form, remedy = _FORMS.get(name, (".*", ""))
     if not re.fullmatch(form, value):
         raise ConfigError(f"--{name}: {remedy}")
@@ -293,19 +287,20 @@ def _values(answers: Answers) -> dict[str, Any]:
 
 def _chart_values(answers: Answers) -> dict[str, Any]:
     url = URL(answers["broker"])
-    values = {
+    values: dict[str, Any] = {
         "host": url.host,
         "port": url.explicit_port,
         "vhost": url.path.strip("/") and url.path.removeprefix("/"),
         "tls": url.scheme == "amqps",
         **split_image(answers["image"]),
     }
+    # The chart has a default for whatever is empty, but for the registry.
+    values = {name: value for name, value in values.items() if value or name == "registry"}
     values["key secret"], values["key key"] = _name_and_key(answers["key-secret-name"])
-    if _has_webhooks(answers):
-        secret, key = _name_and_key(answers["webhook-secret-name"])
-        values |= {"webhook secret": secret, "webhook key": key}
-    given = {name: value for name, value in values.items() if value or name == "registry"}
-    return given if _has_webhooks(answers) else given | {"webhooks": False}
+    if not _has_webhooks(answers):
+        return values | {"webhooks": False}
+    secret, key = _name_and_key(answers["webhook-secret-name"])
+    return values | {"webhook secret": secret, "webhook key": key}
 
 
 def split_image(image: str) -> dict[str, str]:

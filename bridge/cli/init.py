@@ -2,9 +2,8 @@
 
 import shlex
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -21,26 +20,18 @@ app = typer.Typer()
 _HELP: Final = """\
 Ask five questions and write config.yaml, or for Kubernetes the chart's values.yaml.
 
-Where it runs, the broker, the SMS service, its API key, its webhooks: each question says what to
-look for, and each answer is checked at once. No secret is written to the configuration, only the
-names of files or of Kubernetes Secrets; a secret whose file does not exist yet is asked for and
-written to it, readable by its owner alone. Ctrl-C leaves everything as it was.
+The questions are where it runs, the broker, the SMS service, its API key and its webhooks. Each
+answer is checked at once. The configuration holds no secret, only the names of files or of
+Kubernetes Secrets; a secret whose file does not exist yet is asked for and written to it, readable
+by its owner alone. Ctrl-C leaves everything as it was.
 
-Each option is an answer, and is not asked again. With --yes, or without a terminal, nothing is
-asked: an option that is left out has its default, and every option that is missing is named.
+An option is an answer, and its question is not asked. With --yes, or without a terminal, no
+question is asked: each option that is left out has its default, or is reported as missing.
 """
 
 
 def _option(text: str, metavar: str | None = None) -> object:
     return typer.Option(metavar=metavar, help=text)
-
-
-_Output = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="In place of config.yaml or values.yaml.")
-]
-_Force = Annotated[bool, typer.Option("--force", help="Replace it if it exists.")]
-_Yes = Annotated[bool, typer.Option("--yes", help="Ask nothing.")]
-_Check = Annotated[bool, typer.Option("--check", help="End with `check --online`, without asking.")]
 
 
 @app.command(
@@ -80,19 +71,20 @@ def init(  # noqa: PLR0913  an option each
     public_url: Annotated[
         str | None, _option("The address that the service calls, if it signs that too.", "URL")
     ] = None,
-    output: _Output = None,
-    force: _Force = False,
-    yes: _Yes = False,
-    check: _Check = False,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Instead of config.yaml or values.yaml.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace it if it exists.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Ask nothing.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="End with `check --online`, without asking.")
+    ] = False,
 ) -> None:
     """Ask five questions and write a configuration; _HELP says the rest."""
     # Each option that is text is the answer to the question of the same name.
     given = {key.replace("_", "-"): text for key, text in locals().items() if isinstance(text, str)}
-    interview = Interview(
-        given=given,
-        is_asked=not yes and sys.stdin.isatty() and sys.stdout.isatty(),
-        output=Output(output, may_replace=force, is_checked=check),
-    )
+    is_asked = not yes and sys.stdin.isatty() and sys.stdout.isatty()
+    interview = Interview(given, is_asked=is_asked, output=output, may_replace=force, check=check)
     try:
         interview.answer_all()
         path = interview.write()
@@ -102,55 +94,40 @@ def init(  # noqa: PLR0913  an option each
     if interview.answers["where"] == "kubernetes":
         _print_next_steps(interview.answers, path)
     else:
-        _check_written(path, is_wanted=check, is_asked=interview.is_asked)
+        _check_written(path, is_wanted=check, is_asked=is_asked)
 
 
-class Output(NamedTuple):
-    """What the options say of the file to write, and whether it is checked afterwards."""
-
-    file: Path | None = None
-    may_replace: bool = False
-    is_checked: bool = False
-
-    def path(self, where: str) -> Path:
-        """Return the path to write; raise ConfigError when it cannot be written."""
-        from bridge.admin.wizard import already_there
-
-        path = self.file or Path("values.yaml" if where == "kubernetes" else "config.yaml")
-        if not self.may_replace and (path.exists() or path.is_symlink()):
-            raise already_there(path)
-        if not path.parent.is_dir():
-            raise ConfigError(f"--output: {path.parent} is no folder; make it first")
-        if self.is_checked and where == "kubernetes":
-            raise ConfigError("--check: is for --where host; of Kubernetes the last lines say how")
-        return path.resolve()
-
-
-@dataclass(slots=True)
 class Interview:
-    """Collects the answers, from options or a person; nothing is written before the last one.
+    """Collects the answers, from options or a person; nothing is written before the last one."""
 
-    `secrets` are the contents of files that are still to be written.
-    """
-
-    given: "Mapping[str, str]"
-    is_asked: bool
-    output: Output
-    answers: "Answers" = field(default_factory=dict)
-    secrets: dict[Path, str] = field(default_factory=dict)
+    def __init__(
+        self,
+        given: "Mapping[str, str]",
+        *,
+        is_asked: bool,
+        output: Path | None = None,
+        may_replace: bool = False,
+        check: bool = False,
+    ) -> None:
+        self._given = given
+        self._is_asked = is_asked
+        self._output = output
+        self._may_replace = may_replace
+        self._check = check
+        self.answers: Answers = {}
+        # The contents of files that are still to be written.
+        self._secrets: dict[Path, str] = {}
 
     def answer_all(self) -> None:
         """Have every question answered; raise ConfigError with a line for each fault."""
         from bridge.admin.wizard import STEPS, questions
 
-        if self.is_asked:
+        if self._is_asked:
             typer.echo("Five questions; Enter takes what is in brackets, Ctrl-C ends it all.")
-        seen: set[str] = set()
-        step = 0
-        faults: list[str] = []
+        step, seen, faults = 0, set[str](), list[str]()
         for question in questions(self.answers):
             seen.add(question.name)
-            if self.is_asked and question.name not in self.given:
+            if self._is_asked and question.name not in self._given:
                 if step != question.step:
                     step = question.step
                     typer.echo(f"\n{step}/{len(STEPS)}  {STEPS[step - 1]}")
@@ -161,19 +138,31 @@ class Interview:
                 # The other questions depend on these two.
                 break
             if question.name == "where":
-                self.output.path(self.answers["where"])
-        if not faults:
-            faults = [
-                f"--{name}: does not belong to the other answers; leave it out"
-                for name in self.given
-                if name not in seen
-            ]
+                self._path()
+        foreign = [name for name in self._given if name not in seen]
+        faults = faults or [
+            f"--{name}: does not belong to the other answers; leave it out" for name in foreign
+        ]
         if faults:
             raise ConfigError(*faults)
 
+    def _path(self) -> Path:
+        """Return the path to write; raise ConfigError if it cannot be written."""
+        from bridge.admin.wizard import already_there
+
+        is_for_pods = self.answers["where"] == "kubernetes"
+        path = self._output or Path("values.yaml" if is_for_pods else "config.yaml")
+        if not self._may_replace and (path.exists() or path.is_symlink()):
+            raise already_there(path)
+        if not path.parent.is_dir():
+            raise ConfigError(f"--output: {path.parent} is no folder; make it first")
+        if self._check and is_for_pods:
+            raise ConfigError("--check: is for --where host; the last lines say how in a pod")
+        return path.resolve()
+
     def _take(self, question: "WizardQuestion") -> tuple[str, ...]:
-        """Take what an option says, or the default; return what is wrong with it."""
-        value = self.given.get(question.name, question.default)
+        """Take the answer from an option, or the default; return its faults."""
+        value = self._given.get(question.name, question.default)
         if value is None:
             words = " ".join(question.explanation.split())
             return (f"--{question.name}: is missing. {words}",)
@@ -190,11 +179,9 @@ class Interview:
         for line in question.explanation.splitlines():
             typer.echo(f"     {line}")
         while question.name not in self.answers:
-            value = typer.prompt(
-                f"  {question.prompt}",
-                default=question.default,
-                show_default=bool(question.default),
-            )
+            default = question.default
+            prompt = f"  {question.prompt}"
+            value: str = typer.prompt(prompt, default=default, show_default=bool(default))
             try:
                 self._accept(question, value.strip())
             except ConfigError as error:
@@ -205,24 +192,23 @@ class Interview:
         """Check an answer and keep it; ask for a secret whose file does not exist yet."""
         from bridge.admin.wizard import NO_WEBHOOKS, check_answer
 
-        secrets = self.secrets
+        secrets = self._secrets
         if question.is_file and value != NO_WEBHOOKS:
             path = Path(value).expanduser().absolute()
             value = str(path)
-            if self.is_asked and not path.exists() and path not in secrets:
+            if self._is_asked and not path.exists() and path not in secrets:
                 secrets = secrets | {path: _ask_secret(path)}
         check_answer(question.name, self.answers | {question.name: value}, secrets)
         self.answers[question.name] = value
-        self.secrets = secrets
+        self._secrets = secrets
 
     def write(self) -> Path:
         """Write the secrets and the configuration, and return the path of the latter."""
         from bridge.admin.wizard import write_document, write_files
 
-        path = self.output.path(self.answers["where"])
-        text = write_document(self.answers)
-        write_files(self.secrets, path, text, replaces=self.output.may_replace)
-        for file in (*self.secrets, path):
+        path = self._path()
+        write_files(self._secrets, path, write_document(self.answers), replaces=self._may_replace)
+        for file in (*self._secrets, path):
             typer.echo(f"written: {file}")
         return path
 
@@ -230,15 +216,15 @@ class Interview:
 def _ask_secret(path: Path) -> str:
     if not path.parent.is_dir():
         raise ConfigError(f"{path.parent}: is no folder; make it first, or name another file")
-    prompt = "  There is no such file. What shall it hold (not shown)"
+    prompt = "  There is no such file. The secret to write to it (not shown)"
     secret: str = typer.prompt(prompt, default="", show_default=False, hide_input=True)
     if not secret.strip():
-        raise ConfigError(f"{path}: is not there; name a file that is, or say what it holds")
+        raise ConfigError(f"{path}: does not exist; name a file that does, or type its secret")
     return secret.strip()
 
 
 def _check_written(path: Path, *, is_wanted: bool, is_asked: bool) -> None:
-    """Check the new configuration as `sms-bridge check` would, with the environment over it."""
+    """Check the new configuration with the environment over it, as `sms-bridge check` does."""
     import os
 
     from bridge.cli.check import try_everything

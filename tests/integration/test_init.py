@@ -29,7 +29,7 @@ def test_a_person_is_led_to_a_configuration(
     nowhere = environ | {"SMS_BRIDGE_SMS_API__BASE_URL": "http://127.0.0.1:9"}
     with typing([*PROGRAM, "init"], folder=tmp_path, environ=nowhere) as person:
         person.type("host or kubernetes [host]: ", "kubernets\n")
-        person.wait_for("did you mean kubernetes?")
+        person.wait_for("must be host or kubernetes")
         person.type("host or kubernetes [host]: ", "\n")
         person.type("Address [amqp://localhost:5672/]: ", f"{url}\n")
         person.wait_for("must not hold a user or a password")

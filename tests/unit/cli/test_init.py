@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.cli.init import Interview, Output
+from bridge.cli.init import Interview
 from bridge.errors import ConfigError
 
 
@@ -16,7 +16,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def unasked(given: dict[str, str]) -> Interview:
     """Answer by options alone."""
-    interview = Interview(given, is_asked=False, output=Output())
+    interview = Interview(given, is_asked=False)
     interview.answer_all()
     return interview
 
