@@ -77,28 +77,3 @@ def test_an_upgrade_is_tried_beside_the_environment(clone: Path) -> None:
     assert len(own) == 3
     assert all(".upgrade" in line and ".venv" not in line for line in own)
     assert "uv lock" not in printed
-
-
-@pytest.mark.parametrize(("arguments", "minutes"), [([], []), (["MINUTES=10"], ["10"])])
-def test_the_benchmark_watches_for_pauses_as_long_as_it_is_told(
-    arguments: list[str], minutes: list[str]
-) -> None:
-    """Without MINUTES it is for the program to say, whatever another target takes them to be."""
-    printed = subprocess.run(
-        ["make", "--dry-run", "bench", *arguments],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout
-
-    assert re.findall(r"--minutes (\S+)", printed) == minutes
-
-
-def test_the_benchmark_refuses_compiled_at_once(clone: Path) -> None:
-    make = ["make", "--dry-run", "bench", "COMPILED=1"]
-    done = subprocess.run(make, cwd=clone, capture_output=True, check=False, text=True)
-
-    assert done.returncode == 2
-    assert "leave COMPILED out" in done.stderr
-    assert done.stdout == ""

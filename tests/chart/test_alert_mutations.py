@@ -1,7 +1,6 @@
 """Every threshold, condition and time of the alerts matters: without it some test would fail."""
 
 import re
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,32 +14,14 @@ ALERTS = alerts()
 _THRESHOLD = re.compile(r"(?P<sign>>|==) (?P<number>(?:[\d.]+ \* )?[\d.]+)")
 _JOINT = re.compile(r"\b(?P<word>and|unless|or)\b(?P<on> on \([^)]*\))?")
 RULE_KEYS = {"expr", "for", "keep_firing_for", "labels"}
-_MATCHER = re.compile(r'\w+(?:=~|!~|!=|=)"(?P<value>[^"]*)"')
-# How often a matcher stands in the alert that repeats it most.
-_AGAIN = ("", ", 2. time")
-_NAMES = "sms.outbound|sms.outbound.urgent"
-_QUEUES = f'queue=~"{_NAMES}"'
+_MATCHER = re.compile(r'\w+(?:=~|!~|!=|=)"[^"]*"')
 # What changes nothing as long as the rest is as it is.
 EQUIVALENT = {
     # Everything with this reason is dead.
-    *(
-        ("SmsBridgeCallerErrorsHigh", f'drop outcome="dead"{where}')
-        for where in (*_AGAIN, " everywhere")
-    ),
+    ("SmsBridgeCallerErrorsHigh", 'drop outcome="dead"'),
     ("SmsBridgeMessagesExpired", 'drop outcome="dead"'),
     # Only a valid signature has a key.
     ("SmsBridgePreviousSigningKeyStillUsed", 'drop result="valid"'),
-    # The other side has it too, and both match on it.
-    *(
-        (alert, f"drop {what}{again}")
-        for alert in ("SmsBridgeQueueHasNoConsumers", "SmsBridgeQueueIsGrowing")
-        for what in (
-            'vhost="/"',
-            _QUEUES,
-            *(f"{name} of {_QUEUES}" for name in _NAMES.split("|")),
-        )
-        for again in _AGAIN
-    ),
 }
 
 
@@ -65,21 +46,8 @@ def changed(expression: str) -> Iterator[tuple[str, str]]:
         on = found["on"] or ""
         for other in {"and", "unless", "or"} - {found["word"]}:
             yield f"{found['word']} {number} as {other}", put(found, other + on)
-    seen: Counter[str] = Counter()
-    for found in _MATCHER.finditer(expression):
-        again = _AGAIN[seen[found[0]]]
-        seen[found[0]] += 1
-        yield f"drop {found[0]}{again}", tidy(put(found, ""))
-        words = found["value"].split("|")
-        for word in words if len(words) > 1 else ():
-            rest = "|".join(other for other in words if other != word)
-            yield (
-                f"drop {word} of {found[0]}{again}",
-                put(found, found[0].replace(found["value"], rest)),
-            )
-    for matcher, times in seen.items():
-        if times > 1:
-            yield f"drop {matcher} everywhere", tidy(expression.replace(matcher, ""))
+    for matcher in dict.fromkeys(found[0] for found in _MATCHER.finditer(expression)):
+        yield f"drop {matcher}", tidy(expression.replace(matcher, ""))
 
 
 def tidy(expression: str) -> str:

@@ -111,13 +111,6 @@ def test_it_looks_at_series_that_exist(rule: dict[str, Any]) -> None:
     assert unknown_in(rule["expr"]) == []
 
 
-def test_a_misspelt_label_value_is_found() -> None:
-    """The test above tells a metric or a value that nobody counts."""
-    assert unknown_in('rate(sms_bridge_worker_pauses_total{reason=~"outage|outrage"}[5m])')
-    assert unknown_in('rate(sms_bridge_worker_pauses_total{reason!~"outage|outrage"}[5m])')
-    assert unknown_in("sms_bridge_worker_naps_total")
-
-
 def test_everything_recorded_is_used() -> None:
     expressions = " ".join(rule["expr"] for rule in ALERTS.values())
 
@@ -128,18 +121,13 @@ def test_everything_recorded_is_used() -> None:
 
 
 @pytest.mark.parametrize("alert", ALERTS)
-def test_it_says_how_bad_it_is(alert: str) -> None:
-    """Severities are a closed set, to route by."""
-    assert ALERTS[alert]["labels"]["severity"] in {"critical", "warning", "info"}
-
-
-@pytest.mark.parametrize("alert", ALERTS)
-def test_it_says_what_happens(alert: str) -> None:
-    """An alert has a short line, and an explanation that ends as a sentence."""
+def test_it_says_what_happens_and_how_bad_it_is(alert: str) -> None:
     annotations = ALERTS[alert]["annotations"]
 
+    assert ALERTS[alert]["labels"]["severity"] in {"critical", "warning", "info"}
     assert 0 < len(annotations["summary"]) < 120
     assert annotations["description"].endswith(".")
+    assert annotations["runbook_url"] == f"{BASE}/runbooks.md#{alert.lower()}"
 
 
 @pytest.mark.parametrize("alert", ALERTS)
@@ -147,11 +135,6 @@ def test_it_speaks_of_labels_that_it_has(alert: str) -> None:
     quoted = set(re.findall(r"\$labels\.(\w+)", str(ALERTS[alert]["annotations"])))
 
     assert quoted <= set(expected_labels(alert)[0])
-
-
-@pytest.mark.parametrize("alert", ALERTS)
-def test_it_points_to_its_runbook(alert: str) -> None:
-    assert ALERTS[alert]["annotations"]["runbook_url"] == f"{BASE}/runbooks.md#{alert.lower()}"
 
 
 def test_each_alert_has_a_runbook_and_each_runbook_an_alert() -> None:
@@ -175,10 +158,6 @@ def test_pages_name_metrics_that_exist(page: Path) -> None:
     assert [
         text for text in _asked_in(page) if unknown_in(text) and unknown_in(f"{text}_sum")
     ] == []
-
-
-def test_runbooks_name_metrics() -> None:
-    assert len(_asked_in(RUNBOOKS)) > 20
 
 
 def _asked_in(page: Path) -> list[str]:

@@ -1,6 +1,5 @@
 """The chart as it is delivered: packaged, below a parent chart, with Helm 3 and Helm 4."""
 
-import base64
 import os
 import re
 import shutil
@@ -8,7 +7,6 @@ import subprocess
 import tarfile
 import textwrap
 import tomllib
-import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
@@ -23,7 +21,6 @@ from tests.chart.rendering import (
     merged,
     pods,
     render,
-    render_files,
 )
 
 # The other helm program that `make chart` has built, whose output must be the same.
@@ -42,42 +39,6 @@ def test_versions_are_one() -> None:
     project = tomllib.loads((CHART.parents[1] / "pyproject.toml").read_text())["project"]
 
     assert project["version"] == APP_VERSION
-
-
-def test_the_metadata_can_be_read() -> None:
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    notes = {key.removeprefix("artifacthub.io/"): t for key, t in chart["annotations"].items()}
-    lists = {key: yaml.safe_load(notes[key]) for key in ("changes", "links", "recommendations")}
-    licence = tomllib.loads((CHART.parents[1] / "pyproject.toml").read_text())["project"]["license"]
-    kind, _, icon = chart["icon"].partition(",")
-
-    assert all(isinstance(text, str) for text in notes.values())
-    assert notes["license"] == licence
-    assert {notes["prerelease"], notes["containsSecurityUpdates"]} <= {"true", "false"}
-    assert all(each.keys() == {"kind", "description"} for each in lists["changes"])
-    links = [each["url"] for key in ("links", "recommendations") for each in lists[key]]
-    assert all(re.fullmatch(r"https://[a-z0-9.]+/\S+", link) for link in links)
-    assert kind == "data:image/svg+xml;base64"
-    # Nothing in it is loaded or run.
-    drawn = {
-        element.tag.partition("}")[2] for element in ET.fromstring(base64.b64decode(icon)).iter()
-    }
-    assert drawn == {"svg", "rect", "path"}
-
-
-def test_the_chart_brings_no_other_along() -> None:
-    """No broker and no other chart is bundled, and no definition of a custom resource."""
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-
-    assert "dependencies" not in chart
-    assert not (CHART / "charts").exists()
-    assert not (CHART / "crds").exists()
-
-
-@pytest.mark.parametrize("name", CI)
-def test_two_renders_are_identical(name: str) -> None:
-    """The same values give the same bytes, so that GitOps tools see no change."""
-    assert render_files(CI[name]) == render_files(CI[name])
 
 
 def test_templates_use_nothing_that_varies() -> None:

@@ -117,20 +117,6 @@ def test_an_alert_can_be_changed() -> None:
     assert changed["annotations"]["summary"] == ALERTS[ALERT]["annotations"]["summary"]
 
 
-def test_the_runbooks_say_what_can_be_changed() -> None:
-    schema = json.loads((CHART / "values.schema.json").read_text())
-    of_rules = schema["properties"]["prometheusRule"]["properties"]
-    keys = of_rules["overrides"]["additionalProperties"]["properties"].keys()
-    text = (CHART.parents[1] / "docs" / "runbooks.md").read_text()
-    (said,) = re.findall(r"^\*\*To change an alert\*\*, (.*)", text, re.MULTILINE)
-    sentence = said.partition(". Without")[0]
-
-    assert set(re.findall(r"`([^`]+)`", sentence)) == {
-        *keys,
-        *("prometheusRule.overrides", "prometheusRule.disabled"),
-    }
-
-
 @pytest.mark.parametrize("base", ["https://example.com/docs", "https://example.com/docs/"])
 def test_an_alert_links_to_its_runbook(base: str) -> None:
     for rule in rules(runbookBaseUrl=base):
@@ -162,13 +148,6 @@ def test_an_alert_leads_to_its_runbook_without_an_address() -> None:
     assert "kubectl -n $NS get pods" in kept["rel-sms-bridge-runbooks"]["data"]["README"]
     with_address = merged(MINIMAL, on, nested("prometheusRule.runbookBaseUrl", "https://a"))
     assert "rel-sms-bridge-runbooks" not in of_kind(render(with_address), "ConfigMap")
-
-
-def test_rules_can_be_added() -> None:
-    """A rule of the user's own stands beside the file's."""
-    mine = {"alert": "Mine", "expr": "vector(1)"}
-
-    assert mine in rules(additionalRules=[mine])
 
 
 def test_every_dashboard_is_rendered_as_it_is() -> None:

@@ -25,7 +25,6 @@ from tests.chart.rendering import (
     ROLES,
     Manifest,
     Values,
-    config,
     container,
     deployment,
     merged,
@@ -51,30 +50,6 @@ def added(*overs: Values) -> set[str]:
 
 
 # What renders
-
-
-def test_both_roles_render() -> None:
-    """The required values alone give both roles, the Service, and what keeps them safe."""
-    assert names(render(MINIMAL)) == {
-        "ConfigMap/rel-sms-bridge",
-        "ServiceAccount/rel-sms-bridge",
-        "Deployment/rel-sms-bridge-worker",
-        "Deployment/rel-sms-bridge-webhook",
-        "PodDisruptionBudget/rel-sms-bridge-worker",
-        "PodDisruptionBudget/rel-sms-bridge-webhook",
-        "Service/rel-sms-bridge-webhook",
-        "Pod/rel-sms-bridge-test",
-    }
-
-
-@pytest.mark.parametrize("role", ROLES)
-def test_one_role_renders_alone(role: str) -> None:
-    """A role that is switched off leaves no object and needs no value."""
-    manifests = render(CI[f"{role}-only"])
-    components = {m["metadata"]["labels"].get("app.kubernetes.io/component") for m in manifests}
-
-    assert list(of_kind(manifests, "Deployment")) == [f"rel-sms-bridge-{role}"]
-    assert components <= {role, None, "test"}
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -233,35 +208,6 @@ def test_an_upgrade_leaves_scaled_deployments_alone(scaler: str) -> None:
     assert deployment(MINIMAL, "worker")["spec"]["replicas"] == 2
 
 
-def test_scalers_name_the_deployment_of_their_role() -> None:
-    manifests = render(CI["autoscaled"])
-    (scaled,) = of_kind(manifests, "ScaledObject").values()
-    (autoscaler,) = of_kind(manifests, "HorizontalPodAutoscaler").values()
-    targets = {
-        scaled["spec"]["scaleTargetRef"]["name"],
-        autoscaler["spec"]["scaleTargetRef"]["name"],
-    }
-
-    assert targets == set(of_kind(manifests, "Deployment"))
-
-
-def test_keda_reads_the_workers_queue_with_credentials_of_its_own() -> None:
-    values = merged(CI["autoscaled"], nested("config.worker.queue", "team.sms"))
-    manifests = render(values)
-    (scaled,) = of_kind(manifests, "ScaledObject").values()
-    (authentication,) = of_kind(manifests, "TriggerAuthentication").values()
-    trigger, *_ = scaled["spec"]["triggers"]
-
-    assert trigger["metadata"]["queueName"] == r"^(team\.sms|team\.sms\.urgent)$"
-    assert trigger["metadata"]["protocol"] == "http"
-    assert trigger["metadata"]["host"] == "http://rabbitmq:15672/"
-    assert trigger["authenticationRef"]["name"] == authentication["metadata"]["name"]
-    assert authentication["spec"]["secretTargetRef"] == [
-        {"parameter": key, "name": "rabbitmq-monitoring", "key": key}
-        for key in ("password", "username")
-    ]
-
-
 @pytest.mark.parametrize(
     ("urgent", "names"),
     [("team.codes", {"team.sms", "team.codes"}), (None, {"team.sms"})],
@@ -358,16 +304,6 @@ def test_every_pod_is_restricted(values: Values) -> None:
             assert each["resources"]["limits"].keys() == {"memory"}
 
 
-def test_the_check_of_restricted_pods_finds_faults() -> None:
-    """A pod without a security context, or with a folder of the node's, is called unrestricted."""
-    bare = {"containers": [{"name": "c"}], "volumes": [{"name": "v", "hostPath": {"path": "/"}}]}
-
-    assert set(unrestricted(bare)) == {
-        "v",
-        *(f"c: {rule}" for rule in ("escalation", "capabilities", "non-root", "seccomp")),
-    }
-
-
 @every_example
 def test_the_chart_makes_no_secret(values: Values) -> None:
     manifests = render(values)
@@ -453,35 +389,6 @@ def test_the_toolbox_has_the_secrets_of_the_roles() -> None:
     assert not any("/webhook/" in path for path in without_webhook)
 
 
-def test_secrets_follow_their_rotation() -> None:
-    """Secrets are mounted as whole directories, which Kubernetes keeps up to date."""
-    for pod in pods(render(CI["full"])):
-        for mount in pod["spec"]["containers"][0].get("volumeMounts", []):
-            assert "subPath" not in mount
-
-
-def test_service_leads_to_the_webhook_port_only() -> None:
-    """The public Service has one port, where the webhook role listens; never the admin port."""
-    service = of_kind(render(CI["full"]), "Service")["rel-sms-bridge-webhook"]
-    (port,) = service["spec"]["ports"]
-    ports = {p["name"]: p["containerPort"] for p in container(CI["full"], "webhook")["ports"]}
-
-    assert (port["port"], port["targetPort"]) == (8000, "http")
-    assert ports["http"] == config(CI["full"])["webhook"]["port"] == 8081
-
-
-def test_the_public_reaches_the_webhooks_path_only() -> None:
-    (ingress,) = of_kind(render(CI["full"]), "Ingress").values()
-    (route,) = of_kind(render(CI["autoscaled"]), "HTTPRoute").values()
-    paths = [path for rule in ingress["spec"]["rules"] for path in rule["http"]["paths"]]
-    (rule,) = route["spec"]["rules"]
-
-    assert {path["path"] for path in paths} == {"/hooks/sms"}
-    assert {path["backend"]["service"]["name"] for path in paths} == {"rel-sms-bridge-webhook"}
-    assert rule["matches"] == [{"path": {"type": "Exact", "value": "/webhooks"}}]
-    assert rule["backendRefs"] == [{"name": "rel-sms-bridge-webhook", "port": 80}]
-
-
 @pytest.mark.parametrize("has_default", [True, False])
 def test_every_endpoint_is_reached(has_default: bool) -> None:  # noqa: FBT001
     values = merged(
@@ -504,16 +411,6 @@ def test_every_endpoint_is_reached(has_default: bool) -> None:  # noqa: FBT001
         assert re.findall(r"https://sms\.example\.com(\S+)", notes) == paths
         assert "https://sms.example.com/webhooks/twilio (twilio)" in notes
         assert "  orders (current)" in notes
-
-
-@pytest.mark.skipif(HELM is not None, reason="helm template leaves the notes out")
-def test_notes_name_each_secret_once() -> None:
-    """A Secret that both roles read is one line, with all the keys that are read of it."""
-    notes = render_files(CI["services"])["sms-bridge/templates/NOTES.txt"]
-    listed = notes.partition("The pods read these Secrets")[2].partition("Change one of them")[0]
-    names = re.findall(r"^  (\S+) \(", listed, re.MULTILINE)
-
-    assert len(names) == len(set(names)) > 1
 
 
 def selectors(manifest: Manifest) -> list[dict[str, str]]:
@@ -539,26 +436,6 @@ def test_selectors_match_one_role_of_one_release(example: str) -> None:
             assert [labels["app.kubernetes.io/instance"] for labels in found] == ["one"]
             assert found[0]["app.kubernetes.io/component"] == component
     assert checked >= {"Deployment", "PodDisruptionBudget", "Service"}
-
-
-def test_two_releases_share_a_namespace() -> None:
-    ours, theirs = (names(render(CI["full"], release=name)) for name in ("one", "two"))
-
-    assert not ours & theirs
-
-
-def test_a_service_monitor_selects_the_metrics_service_only() -> None:
-    manifests = render(CI["autoscaled"])
-    services = of_kind(manifests, "Service")
-    for name, monitor in of_kind(manifests, "ServiceMonitor").items():
-        wanted = monitor["spec"]["selector"]["matchLabels"]
-        found = {
-            n for n, s in services.items() if wanted.items() <= s["metadata"]["labels"].items()
-        }
-
-        assert found == {f"{name}-metrics"}
-        assert services[f"{name}-metrics"]["spec"]["clusterIP"] == "None"
-        assert monitor["spec"]["endpoints"][0]["port"] == "admin"
 
 
 def test_pod_labels_cannot_break_the_selector() -> None:
@@ -620,13 +497,6 @@ def test_the_network_policy_opens_the_port_of_the_api(
 # How pods come and go
 
 
-def test_webhook_serves_on_while_load_balancers_forget_it() -> None:
-    worker, webhook = (container(MINIMAL, role) for role in ROLES)
-
-    assert webhook["lifecycle"] == {"preStop": {"sleep": {"seconds": 10}}}
-    assert "lifecycle" not in worker
-
-
 @pytest.mark.parametrize(
     ("role", "values", "seconds"),
     [
@@ -658,13 +528,6 @@ def test_pods_roll_when_the_config_changes_and_only_then() -> None:
     assert {"name": "config", "configMap": {"name": "mine"}} in mine["spec"]["volumes"]
 
 
-def test_a_custom_probe_replaces_the_whole_probe() -> None:
-    probe = {"exec": {"command": ["true"]}}
-    values = merged(MINIMAL, {"worker": {"customLivenessProbe": probe}})
-
-    assert container(values, "worker")["livenessProbe"] == probe
-
-
 def test_further_objects_may_be_templates() -> None:
     name = '{{ include "sms-bridge.fullname" . }}'
     text = f"apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: {name}-b}}\n"
@@ -675,42 +538,6 @@ def test_further_objects_may_be_templates() -> None:
 
 
 # What people read
-
-
-@pytest.mark.skipif(HELM is not None, reason="a helm program prints notes to a cluster only")
-def test_notes_name_the_next_commands() -> None:
-    notes = {
-        name: render_files(values)["sms-bridge/templates/NOTES.txt"] for name, values in CI.items()
-    }
-
-    assert "kubectl -n sms rollout status deployment/rel-sms-bridge-webhook" in notes["minimal"]
-    assert "helm test rel -n sms" in notes["minimal"]
-    assert "https://sms.example.org/hooks/sms" in notes["full"]
-    assert "webhooks (current, previous)" in notes["full"]
-    assert "rel-sms-bridge-user-credentials (username, password)" in notes["operators"]
-    assert "autoscaling.keda.sh/paused=true" in notes["autoscaled"]
-    assert "rabbitmq-default-user (username, password, host, port)" in notes["existing"]
-    assert "settings are those of the ConfigMap sms-bridge-settings" in notes["existing"]
-    assert "sms.inbound" not in notes["existing"]
-    assert "podDisruptionBudget" not in notes["minimal"]
-    assert "deployment/rel-sms-bridge-toolbox -- sms-bridge dlq list" in notes["operators"]
-    assert "toolbox" not in notes["minimal"]
-    without = merged(MINIMAL, nested("webhook.podDisruptionBudget.enabled", False))
-    unguarded = render_files(without)["sms-bridge/templates/NOTES.txt"]
-    assert "set webhook.podDisruptionBudget.enabled" in unguarded
-    assert "SmsBridgeWorkerDown" not in notes["autoscaled"]
-    assert "{.data.SmsBridgeWorkerDown}" in notes["operators"]
-    assert "runbooks" not in notes["full"]
-    to_zero = merged(
-        CI["autoscaled"],
-        nested("worker.keda.minReplicaCount", 0),
-        nested("prometheusRule.enabled", True),
-    )
-    blind = render_files(to_zero)["sms-bridge/templates/NOTES.txt"]
-    assert "leave SmsBridgeWorkerDown out" in blind
-    assert "webhook" not in notes["worker-only"]
-    assert "helm test" not in notes["worker-only"]
-    assert "sms-bridge send" not in notes["webhook-only"]
 
 
 def post_to_a_receiver(

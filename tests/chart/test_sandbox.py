@@ -13,17 +13,13 @@ from typing import Any
 
 import httpx
 import pytest
-import typer
 import yaml
 
-from bridge.__main__ import app as cli
 from bridge.config import load_settings
 from bridge.webhook.endpoint import Endpoint
 from bridge.webhook.signatures.verify import verify
 from tests.chart.rendering import (
     CI,
-    HELM,
-    MINIMAL,
     MOUNTED,
     RenderError,
     Values,
@@ -34,32 +30,12 @@ from tests.chart.rendering import (
     nested,
     of_kind,
     render,
-    render_files,
     secret_files,
-    selects,
 )
 
 SANDBOX = CI["sandbox"]
 NAME = "rel-sms-bridge-sandbox"
 SECRET = "a-webhook-secret"
-
-
-def test_the_worker_sends_to_it() -> None:
-    manifests = render(SANDBOX)
-    service = of_kind(manifests, "Service")[NAME]
-    (port,) = service["spec"]["ports"]
-    chosen = {
-        name
-        for name, found in of_kind(manifests, "Deployment").items()
-        if selects(service["spec"]["selector"], found["spec"]["template"])
-    }
-
-    assert config(SANDBOX)["sms_api"]["base_url"] == f"http://{NAME}:{port['port']}"
-    assert config(SANDBOX)["sms_api"]["preset"] == "generic"
-    assert chosen == {NAME}
-    assert service["spec"]["type"] == "ClusterIP"
-    assert f"--port={port['port']}" in container(SANDBOX, "sandbox")["args"]
-    assert container(SANDBOX, "sandbox")["ports"][0]["name"] == port["targetPort"]
 
 
 def test_it_stands_above_an_existing_config_map() -> None:
@@ -69,25 +45,6 @@ def test_it_stands_above_an_existing_config_map() -> None:
 
     assert variables["SMS_BRIDGE_SMS_API__BASE_URL"] == f"http://{NAME}:8025"
     assert variables["SMS_BRIDGE_SMS_API__PRESET"] == "generic"
-
-
-def test_it_is_not_there_unless_it_is_asked_for() -> None:
-    having = {
-        example
-        for example, values in CI.items()
-        if any(manifest["metadata"]["name"] == NAME for manifest in render(values))
-    }
-
-    assert having == {"sandbox"}
-
-
-def test_its_command_is_one_of_the_program() -> None:
-    command, *words = container(SANDBOX, "sandbox")["args"]
-    known = typer.main.get_command(cli).commands[command]  # type: ignore[attr-defined]
-    options = {option for parameter in known.params for option in parameter.opts}
-
-    assert command == "sandbox"
-    assert {word.partition("=")[0] for word in words} <= options
 
 
 def test_it_mounts_the_webhook_secret_alone() -> None:
@@ -249,19 +206,3 @@ def test_it_is_refused_beside_a_real_service(values: Values, sentence: str) -> N
 
     assert sentence in str(caught.value)
     assert str(caught.value).count("\n- ") == 1
-
-
-def test_what_does_not_hurt_is_allowed() -> None:
-    """The preset that it plays may be written out."""
-    assert render(merged(SANDBOX, nested("smsApi.preset", "generic")))
-    assert render(merged(SANDBOX, nested("config.webhook.preset", "generic")))
-
-
-@pytest.mark.skipif(HELM is not None, reason="a helm program prints notes to a cluster only")
-def test_the_notes_say_where_its_page_is() -> None:
-    """The command opens the Service's port, and nobody is left to think that texts are sent."""
-    notes = render_files(SANDBOX)["sms-bridge/templates/NOTES.txt"]
-
-    assert "no text reaches anybody" in notes
-    assert f"kubectl -n sms port-forward service/{NAME} 8025\n" in notes
-    assert "sandbox" not in render_files(MINIMAL)["sms-bridge/templates/NOTES.txt"]
