@@ -75,7 +75,8 @@ async def take(url: str) -> None:
         )
         for name, viewport in (("sandbox", WIDE), ("sandbox-narrow", NARROW)):
             page = await browser.new_page(viewport=viewport, color_scheme="light")
-            await page.goto(f"{url}/#{NUMBER}")
+            await page.goto(url)
+            await page.get_by_role("option", name=NUMBER).click()
             await expect(page.locator("#log")).to_contain_text("the bridge answered 401")
             await save(page, name)
         await browser.close()
