@@ -108,51 +108,34 @@ def _servers(settings: Settings) -> dict[str, Any]:
 
 def _channels(settings: Settings) -> dict[str, Any]:
     worker, webhook = settings.worker, settings.webhook
-    channels = {
-        "sendRequests": _queue(
-            settings,
-            worker.queue,
-            ("sendRequest",),
-            "Requests to send. Publish to the default exchange with this routing key, "
-            "persistent, with a message_id.",
-        ),
-        "deadLetters": _queue(
-            settings,
-            dead_queue(worker.queue),
-            ("deadLetter",),
-            "Requests that were given up, body untouched, the reason in the headers.",
-        ),
-    }
-    if worker.urgent_queue is not None:
-        channels["urgentRequests"] = _queue(
-            settings,
-            worker.urgent_queue,
-            ("sendRequest",),
-            "Requests that pass the others, such as one-time codes. Publish to the default "
-            "exchange with this routing key, persistent, with a message_id.",
-        )
-    for name, queue in retry_queues(worker).items():
-        kind = "retry" if queue == worker.queue else "urgentRetry"
-        channels[f"{kind}{name.rpartition('.')[2]}"] = _queue(
-            settings, name, ("sendRequest",), "Requests that wait for their next attempt. Internal."
-        )
+    how = "Publish to the default exchange with this routing key, persistent, with a message_id."
     events = ("inboundEvent", "inboundForm") if _takes_forms(settings) else ("inboundEvent",)
-    channels["inboundEvents"] = _exchange(
-        settings,
-        webhook.exchange,
-        events,
-        "Verified webhooks; the routing key is the event's type. Bind a queue to it.",
+    # By the name of a channel: the queue, its messages and its description.
+    queues: dict[str, tuple[str, Sequence[str], str]]
+    queues = {"sendRequests": (worker.queue, ("sendRequest",), f"Requests to send. {how}")}
+    queues["deadLetters"] = (
+        dead_queue(worker.queue),
+        ("deadLetter",),
+        "Requests that were given up, body untouched, the reason in the headers.",
     )
+    if worker.urgent_queue is not None:
+        text = f"Requests that pass the others, such as one-time codes. {how}"
+        queues["urgentRequests"] = (worker.urgent_queue, ("sendRequest",), text)
+    for name, origin in retry_queues(worker).items():
+        kind = "retry" if origin == worker.queue else "urgentRetry"
+        text = "Requests that wait for their next attempt. Internal."
+        queues[f"{kind}{name.rpartition('.')[2]}"] = (name, ("sendRequest",), text)
     if webhook.queue is not None:
-        channels["inboundQueue"] = _queue(settings, webhook.queue, events, "Every inbound event.")
+        queues["inboundQueue"] = (webhook.queue, events, "Every inbound event.")
+    text = "Verified webhooks; the routing key is the event's type. Bind a queue to it."
+    exchanges = {"inboundEvents": (webhook.exchange, events, text)}
     if worker.outcome_exchange is not None:
-        channels["outcomes"] = _exchange(
-            settings,
-            worker.outcome_exchange,
-            ("outcome",),
-            "What became of each request; the routing key is `sent` or `dead`, and `delivered` or "
-            "`undelivered` when a delivery receipt says so.",
-        )
+        text = "The outcome of each request; the routing key is `sent`, `dead`, or from a delivery "
+        text += "receipt `delivered` or `undelivered`."
+        exchanges["outcomes"] = (worker.outcome_exchange, ("outcome",), text)
+    vhost = URL(settings.rabbitmq.url[0].get_secret_value()).path.removeprefix("/") or "/"
+    channels = {name: _queue(*queue, vhost) for name, queue in queues.items()}
+    channels |= {name: _exchange(*exchange, vhost) for name, exchange in exchanges.items()}
     # Only the request knows the address: its reply_to.
     channels["replies"] = {
         "address": None,
@@ -163,41 +146,31 @@ def _channels(settings: Settings) -> dict[str, Any]:
     return channels
 
 
-def _queue(settings: Settings, name: str, messages: Sequence[str], text: str) -> dict[str, Any]:
-    queue = {"name": name, "durable": True, "exclusive": False, "autoDelete": False}
+def _queue(name: str, messages: Sequence[str], text: str, vhost: str) -> dict[str, Any]:
+    queue = {"name": name, "durable": True, "exclusive": False, "autoDelete": False, "vhost": vhost}
     return {
         "address": name,
         "description": text,
         "messages": _message_references(*messages),
-        "bindings": {
-            "amqp": {
-                "is": "queue",
-                "queue": queue | {"vhost": _vhost(settings)},
-                "bindingVersion": "0.3.0",
-            }
-        },
+        "bindings": {"amqp": {"is": "queue", "queue": queue, "bindingVersion": "0.3.0"}},
     }
 
 
-def _exchange(settings: Settings, name: str, messages: Sequence[str], text: str) -> dict[str, Any]:
-    exchange = {"name": name, "type": "topic", "durable": True, "autoDelete": False}
+def _exchange(name: str, messages: Sequence[str], text: str, vhost: str) -> dict[str, Any]:
+    exchange = {
+        "name": name,
+        "type": "topic",
+        "durable": True,
+        "autoDelete": False,
+        "vhost": vhost,
+    }
     return {
         "address": "{routingKey}",
         "description": text,
         "parameters": {"routingKey": {"description": "the AMQP routing key"}},
         "messages": _message_references(*messages),
-        "bindings": {
-            "amqp": {
-                "is": "routingKey",
-                "exchange": exchange | {"vhost": _vhost(settings)},
-                "bindingVersion": "0.3.0",
-            }
-        },
+        "bindings": {"amqp": {"is": "routingKey", "exchange": exchange, "bindingVersion": "0.3.0"}},
     }
-
-
-def _vhost(settings: Settings) -> str:
-    return URL(settings.rabbitmq.url[0].get_secret_value()).path.removeprefix("/") or "/"
 
 
 def _message_references(*names: str) -> dict[str, Any]:
@@ -230,7 +203,7 @@ def _operations(channels: dict[str, Any]) -> dict[str, Any]:
     sent = {
         "deadLetters": "Give a request up.",
         "inboundEvents": "Pass a webhook on.",
-        "outcomes": "Tell what became of a request.",
+        "outcomes": "Tell the outcome of a request.",
     }
     for name, summary in sent.items():
         if name in channels:

@@ -19,7 +19,6 @@ from bridge.admin.checks.broker import (
 from bridge.admin.checks.findings import WAIT_SECONDS, CheckedBroker, Finding, SetUp
 from bridge.admin.checks.local import (
     check_answers,
-    check_open_files,
     check_webhooks,
     judge_base_url,
     judge_repeats,
@@ -58,7 +57,6 @@ ON_THE_MANAGEMENT_API: Final = (
 )
 # Beside the broker:
 ELSEWHERE: Final[Mapping[str, Callable[[SetUp], Awaitable[list[Finding]]]]] = {
-    "files": check_open_files,
     "API": check_sms_api,
     "answers": check_answers,
     "webhooks": check_webhooks,

@@ -16,9 +16,9 @@ from bridge.amqp.connecting import tls_context, with_credentials
 from bridge.config import RabbitMQSettings
 from bridge.deadline import Deadline
 from bridge.errors import BrokerError, ConfigError
-from bridge.topology.declarations import Binding, Entity, Exchange, Queue, Topology
-from bridge.topology.differences import Difference, compare_exchange, compare_queue
-from bridge.topology.queue_facts import ExchangeFacts, QueueFacts
+from bridge.topology.declarations import Topology
+from bridge.topology.differences import Difference
+from bridge.topology.queue_facts import QueueFacts
 
 ANSWER_SECONDS: Final = 5.0
 _PORTS: Final = {"amqp": ("http", 15672), "amqps": ("https", 15671)}
@@ -30,7 +30,6 @@ POLICY_POLL_SECONDS: Final = 0.5
 # RabbitMQ 4 returns it at once, without the statistics; RabbitMQ 3 only with them.
 _WITHOUT_STATISTICS: Final[Mapping[str, str]] = {"disable_stats": "true"}
 _WITH_STATISTICS: Final[Mapping[str, str]] = {}
-_MISSING: Final = "create it: sms-bridge topology declare"
 
 
 class Members(NamedTuple):
@@ -72,8 +71,9 @@ class Management:
             return None
         if answer.status_code != httpx.codes.OK:
             # A user with only the tag `management` may not read the nodes.
-            reasons = {401: "wrong user or password, or the user lacks the tag `monitoring`"}
-            raise BrokerError(reasons.get(answer.status_code, f"it answered {answer.status_code}"))
+            why = "wrong user or password, or the user lacks the tag `monitoring`"
+            is_refused = answer.status_code == httpx.codes.UNAUTHORIZED
+            raise BrokerError(why if is_refused else f"it answered {answer.status_code}")
         try:
             return answer.json()
         except ValueError:
@@ -128,9 +128,7 @@ class Management:
         bound: dict[str, QueueFacts] = {}
         seen, left = {exchange}, [exchange]
         while left:
-            for binding in (
-                await self.read("exchanges", self.vhost, left.pop(), "bindings", "source") or ()
-            ):
+            for binding in await self._read_all("exchanges", left.pop(), "bindings", "source"):
                 name = binding["destination"]
                 if binding["destination_type"] == "queue":
                     facts = bound.get(name) or await self.queue(name)
@@ -153,62 +151,34 @@ class Management:
         """Say whether there is such an exchange."""
         return await self.read("exchanges", self.vhost, exchange) is not None
 
-    async def compare(self, topology: Topology) -> list[Difference]:
-        """Return every difference from what is needed: arguments, kinds and bindings."""
-        differences: list[Difference] = []
-        for exchange in topology.exchanges:
-            differences += await self._compare_exchange(exchange)
-        for queue in topology.queues:
-            differences += await self._compare_queue(queue)
-        for binding in topology.bindings:
-            differences += await self._compare_binding(binding)
-        return differences
+    async def missing_bindings(self, topology: Topology) -> list[Difference]:
+        """Return the bindings that are needed and missing, of which AMQP tells nothing."""
+        return [
+            Difference(one, "missing", "is missing", "create it: sms-bridge topology declare")
+            for one in topology.bindings
+            if not any(
+                found["routing_key"] == one.routing_key
+                for found in await self._read_all("bindings", "e", one.exchange, "q", one.queue)
+            )
+        ]
 
-    async def _compare_exchange(self, needed: Exchange) -> list[Difference]:
-        found = await self.read("exchanges", self.vhost, needed.name)
-        if found is None:
-            return [_missing(needed)]
-        facts = ExchangeFacts(
-            type=found["type"],
-            durable=bool(found.get("durable")),
-            auto_delete=bool(found.get("auto_delete")),
-            internal=bool(found.get("internal")),
-            arguments=found.get("arguments") or {},
-        )
-        return list(compare_exchange(needed, facts))
-
-    async def _compare_queue(self, needed: Queue) -> list[Difference]:
-        facts = await self.queue(needed.name)
-        return [_missing(needed)] if facts is None else list(compare_queue(needed, facts))
-
-    async def _compare_binding(self, needed: Binding) -> list[Difference]:
-        path = ("bindings", self.vhost, "e", needed.exchange, "q", needed.queue)
-        found = await self.read(*path) or ()
-        if any(binding["routing_key"] == needed.routing_key for binding in found):
-            return []
-        return [_missing(needed)]
-
-
-def _missing(entity: Entity) -> Difference:
-    return Difference(entity, "missing", "is missing", _MISSING)
-
-
-def management_url(settings: RabbitMQSettings) -> URL:
-    """Return the usual address of the management API: the broker's host, RabbitMQ's own port."""
-    url = URL(settings.url[0].get_secret_value())
-    scheme, port = _PORTS[url.scheme]
-    return URL.build(scheme=scheme, host=url.host or "localhost", port=port)
+    async def _read_all(self, kind: str, *path: str) -> list[Any]:
+        found: list[Any] | None = await self.read(kind, self.vhost, *path)
+        return found or []
 
 
 @contextlib.asynccontextmanager
 async def open_management(settings: RabbitMQSettings, url: str | None) -> AsyncIterator[Management]:
     """Open a client with the broker's own user and password, without a request yet.
 
-    Raises ConfigError if `url` is not a URL.
+    Without `url` it is on the broker's host, at RabbitMQ's usual port. Raises ConfigError if `url`
+    is not a URL.
     """
     target = with_credentials(URL(settings.url[0].get_secret_value()), settings)
     try:
-        address = management_url(settings) if url is None else URL(url)
+        scheme, port = _PORTS[target.scheme]
+        usual = URL.build(scheme=scheme, host=target.host or "localhost", port=port)
+        address = usual if url is None else URL(url)
     except ValueError:
         raise ConfigError("--management-url: is not a URL like http://host:15672") from None
     tls = tls_context(settings)

@@ -3,8 +3,7 @@
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final, assert_never
+from typing import Final, NamedTuple, assert_never
 from urllib.parse import quote_plus
 
 from pydantic import SecretStr
@@ -14,7 +13,7 @@ from bridge.config.api_answers import AcceptedSettings, ErrorFate
 from bridge.config.presets import code_meanings, documented_answers
 from bridge.errors import ConfigError, InvalidMessageError
 from bridge.worker.envelope import Envelope
-from bridge.worker.fates import About, Fate, PauseReason
+from bridge.worker.fates import Fate
 from bridge.worker.request import parse_request
 from bridge.worker.service.connection import Header, Reply
 from bridge.worker.service.shape import Shape, shape_from
@@ -24,8 +23,7 @@ MESSAGE_ID: Final = "the-message-id"
 _MASK: Final = "***"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RenderedAnswer:
+class RenderedAnswer(NamedTuple):
     """An answer of the service, and the fate of the message; `status` None means any status."""
 
     status: int | None
@@ -34,8 +32,7 @@ class RenderedAnswer:
     becomes: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rendering:
+class Rendering(NamedTuple):
     """A request as it would be posted, with masked secrets, and the answers to it."""
 
     url: str
@@ -108,8 +105,7 @@ def _judge(
 ) -> RenderedAnswer:
     judged = shape.judge(Reply(status, (), body))
     becomes = _becomes(judged.fate, judged.pause or judged.about, settings)
-    means = means or judged.meaning
-    return RenderedAnswer(status=status, code=judged.code, means=means, becomes=becomes)
+    return RenderedAnswer(status, judged.code, means or judged.meaning, becomes)
 
 
 def _documented(settings: Settings, shape: Shape) -> list[RenderedAnswer]:
@@ -140,34 +136,18 @@ def _by_code_alone(
         # Codes stand only at this pointer, where the accepted values are no errors.
         shown |= set(accepted.values)
     return [
-        RenderedAnswer(
-            status=None,
-            code=code,
-            means=meanings.get(code),
-            becomes=_becomes(*_read_fate(fate), settings),
-        )
+        RenderedAnswer(None, code, meanings.get(code), _becomes(*_read_fate(fate), settings))
         for code, fate in api.response.errors.items()
         if code not in shown
     ]
 
 
-def _read_fate(fate: ErrorFate) -> tuple[Fate, PauseReason | About | None]:
-    match fate:
-        case "slow_down:sender":
-            return Fate.SLOW_DOWN, "sender"
-        case "refused" | "retry" | "slow_down":
-            return Fate(fate), None
-        case "setup:credentials_rejected":
-            return Fate.SETUP, "credentials_rejected"
-        case "setup:insufficient_funds":
-            return Fate.SETUP, "insufficient_funds"
-        case "setup:misconfigured":
-            return Fate.SETUP, "misconfigured"
-        case _:
-            assert_never(fate)
+def _read_fate(fate: ErrorFate) -> tuple[Fate, str]:
+    kind, _, more = fate.partition(":")
+    return Fate(kind), more
 
 
-def _becomes(fate: Fate, more: PauseReason | About | None, settings: Settings) -> str:
+def _becomes(fate: Fate, more: str | None, settings: Settings) -> str:
     match fate:
         case Fate.SENT:
             return "sent"

@@ -7,9 +7,8 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
-from bridge.topology.declarations import Binding, Exchange, Queue, Topology
+from bridge.topology.declarations import Topology
 
-_OPERATOR: Final = "rabbitmq.com/v1beta1"
 _POLICY: Final = "sms-bridge"
 
 
@@ -24,59 +23,49 @@ def rows(topology: Topology) -> Iterator[tuple[str, str, str]]:
         yield "binding", f"{binding.exchange} -> {binding.queue}", f"key {binding.routing_key}"
 
 
+def plain(topology: Topology, **more: str) -> dict[str, list[dict[str, Any]]]:
+    """Make plain data, with `more` members in each entity."""
+    common = {"durable": True, "auto_delete": False}
+    return {
+        "queues": [
+            {"name": queue.name, **common, "arguments": dict(queue.arguments), **more}
+            for queue in topology.queues
+        ],
+        "exchanges": [
+            {
+                "name": one.name,
+                "type": "topic",
+                **common,
+                "internal": False,
+                "arguments": {},
+                **more,
+            }
+            for one in topology.exchanges
+        ],
+        "bindings": [
+            {
+                "source": binding.exchange,
+                "destination": binding.queue,
+                "destination_type": "queue",
+                "routing_key": binding.routing_key,
+                "arguments": {},
+                **more,
+            }
+            for binding in topology.bindings
+        ],
+    }
+
+
 def definitions(topology: Topology, *, vhost: str, policy: bool) -> dict[str, Any]:
     """Make the document that `rabbitmqctl import_definitions` takes; the vhost must exist.
 
     With `policy`, RabbitMQ 4's delivery limit is lifted; RabbitMQ 3 refuses that.
     """
-    made: dict[str, Any] = {
-        "queues": [_queue(queue) | {"vhost": vhost} for queue in topology.queues],
-        "exchanges": [_exchange(exchange) | {"vhost": vhost} for exchange in topology.exchanges],
-        "bindings": [_binding(binding) | {"vhost": vhost} for binding in topology.bindings],
-    }
+    made = plain(topology, vhost=vhost)
     if policy:
         lifted = _lift_delivery_limit(topology)
         made["policies"] = [lifted | {"apply-to": "quorum_queues", "vhost": vhost}]
     return made
-
-
-def plain(topology: Topology) -> dict[str, Any]:
-    """Make plain data: the definitions without a vhost."""
-    return {
-        "queues": [_queue(queue) for queue in topology.queues],
-        "exchanges": [_exchange(exchange) for exchange in topology.exchanges],
-        "bindings": [_binding(binding) for binding in topology.bindings],
-    }
-
-
-def _queue(queue: Queue) -> dict[str, Any]:
-    return {
-        "name": queue.name,
-        "durable": True,
-        "auto_delete": False,
-        "arguments": dict(queue.arguments),
-    }
-
-
-def _exchange(exchange: Exchange) -> dict[str, Any]:
-    return {
-        "name": exchange.name,
-        "type": "topic",
-        "durable": True,
-        "auto_delete": False,
-        "internal": False,
-        "arguments": {},
-    }
-
-
-def _binding(binding: Binding) -> dict[str, Any]:
-    return {
-        "source": binding.exchange,
-        "destination": binding.queue,
-        "destination_type": "queue",
-        "routing_key": binding.routing_key,
-        "arguments": {},
-    }
 
 
 def _lift_delivery_limit(topology: Topology) -> dict[str, Any]:
@@ -99,16 +88,19 @@ def custom_resources(
     """
     reference = {"name": cluster} | ({"namespace": namespace} if namespace else {})
     common = {"vhost": vhost, "rabbitmqClusterReference": reference}
+    lasting = {"durable": True, "autoDelete": False}
     for queue in topology.queues:
-        spec = _queue(queue)
-        del spec["auto_delete"]
-        arguments = spec.pop("arguments")
+        arguments = dict(queue.arguments)
         # The operator sets the argument for the type itself.
-        spec |= {"type": arguments.pop("x-queue-type"), "autoDelete": False}
+        spec: dict[str, Any] = {
+            "name": queue.name,
+            "type": arguments.pop("x-queue-type"),
+            **lasting,
+        }
         spec |= {"arguments": arguments} if arguments else {}
         yield _resource("Queue", queue.name, spec | {"deletionPolicy": "retain"} | common)
     for exchange in topology.exchanges:
-        spec = {"name": exchange.name, "type": "topic", "durable": True, "autoDelete": False}
+        spec = {"name": exchange.name, "type": "topic", **lasting}
         yield _resource("Exchange", f"{exchange.name}-exchange", spec | common)
     for binding in topology.bindings:
         spec = {
@@ -124,14 +116,11 @@ def custom_resources(
 
 
 def _resource(kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    # A Kubernetes name: lower case, digits, dashes, at most 253 characters.
+    valid = re.sub("[^a-z0-9]+", "-", name.lower())[:253].strip("-")
     return {
-        "apiVersion": _OPERATOR,
+        "apiVersion": "rabbitmq.com/v1beta1",
         "kind": kind,
-        "metadata": {"name": _resource_name(name)},
+        "metadata": {"name": valid},
         "spec": spec,
     }
-
-
-def _resource_name(name: str) -> str:
-    """Make a valid Kubernetes name: lower case, digits, dashes, at most 253 characters."""
-    return re.sub("[^a-z0-9]+", "-", name.lower())[:253].strip("-")

@@ -8,6 +8,7 @@ import typer
 from bridge.cli.options import (
     AsJson,
     ConfigFile,
+    ManagementUrl,
     OneRole,
     RoleName,
     examples,
@@ -43,47 +44,40 @@ def check(  # noqa: PLR0913  an option each
     online: Annotated[
         bool, typer.Option("--online", help="Also try broker, topology, API host and clock.")
     ] = False,
-    management_url: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="The broker's management API; its host and port 15672 (15671 with TLS) without.",
-        ),
-    ] = None,
+    management_url: ManagementUrl = None,
     render: Annotated[
         str | None,
         typer.Option(
             metavar="BODY",
-            help="Print what would be posted for this send request, and what answers become.",
+            help="Print the request to the API for this body, and the effect of its answers.",
         ),
     ] = None,
     answer: Annotated[
         list[str] | None,
         typer.Option(
             metavar="ANSWER",
-            help="With --render: what would become of this answer, a status and its body. "
-            "May be repeated.",
+            help="With --render: judge this answer, a status and its body. May be repeated.",
         ),
     ] = None,
     quiet: Annotated[
-        bool, typer.Option("--quiet", help="Print only what is wrong: nothing when all is well.")
+        bool, typer.Option("--quiet", help="Print only faults: nothing if there are none.")
     ] = False,
     as_json: AsJson = False,
     config: ConfigFile = None,
 ) -> None:
     """Validate the configuration and print the effective one, secrets masked.
 
-    Exit 2 when a role that is configured, even in part, could not start: the files that settings
-    name are read for that. With --role also when that role is not configured at all, with --quiet
-    or --online when none is.
+    Exit 2 if a role that is configured, even in part, could not start; the files that settings
+    name are read as well. With --role also if that role is not configured at all, with --quiet or
+    --online if none is.
 
-    With --online, instead, a line for each thing tried: ok, warn or fail, and what to do; with
-    --json beside the configuration. Nothing is sent, published, taken or created. Exit 1 when a
-    role could not work or messages would be lost. Whether a worker is paused is asked of the one on
-    this computer; RabbitMQ knows only whether anybody takes from the queue.
+    With --online, instead, a line for each check: ok, warn or fail, and what to do; with --json
+    beside the configuration. Nothing is sent, published, taken or created. Exit 1 if a role could
+    not work or messages would be lost. The worker on this computer says whether it is paused;
+    RabbitMQ knows only whether the queue has consumers.
 
-    With --render, only that: the request that the worker would post, and for each --answer what
-    would become of the message; without one, for each answer that the preset knows.
+    With --render, only that: the request that the worker would post, and the fate of the message
+    for each --answer; without any, for each answer that the preset knows.
     """
     settings = read_settings(context, config)
     if render is not None:
@@ -181,13 +175,12 @@ def _print_text(
 def _print_rendering(
     settings: "Settings", body: str, answers: "Sequence[str]", *, as_json: bool
 ) -> None:
-    from dataclasses import asdict
-
     from bridge.admin.rendering import render
 
     rendering = render(settings, body, answers)
     if as_json:
-        typer.echo(json.dumps(asdict(rendering), indent=2))
+        judged = [answer._asdict() for answer in rendering.answers]
+        typer.echo(json.dumps(rendering._asdict() | {"answers": judged}, indent=2))
         return
     typer.echo(f"POST {rendering.url}")
     for name, value in rendering.headers.items():

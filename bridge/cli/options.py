@@ -1,4 +1,4 @@
-"""What commands have in common: the configuration, options, examples, the end by Ctrl-C."""
+"""The configuration, options, examples and signals of all commands."""
 
 import os
 import signal
@@ -34,10 +34,17 @@ ConfigFile = Annotated[
         show_default=False,
     ),
 ]
-OneRole = Annotated[RoleName | None, typer.Option("--role", help="Only this role; both without.")]
+OneRole = Annotated[RoleName | None, typer.Option("--role", help="Only this role. Default: both.")]
+ManagementUrl = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="The broker's management API. Default: its host, port 15672 (15671 with TLS).",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do it; without, only say what would be done.")]
-AtMost = Annotated[int | None, typer.Option("--limit", help="At most so many.", min=1)]
+Yes = Annotated[bool, typer.Option("--yes", help="Do it; otherwise only say what would be done.")]
+AtMost = Annotated[int | None, typer.Option("--limit", help="At most this many.", min=1)]
 
 
 def read_settings(context: typer.Context, config: Path | None) -> "Settings":
@@ -51,7 +58,7 @@ def read_settings(context: typer.Context, config: Path | None) -> "Settings":
 
 
 def roles_of(role: RoleName | None) -> "list[Role]":
-    """List the roles that an option means."""
+    """List the roles that an option selects."""
     return ["worker", "webhook"] if role is None else [role.value]
 
 
@@ -61,7 +68,7 @@ def examples(*lines: str) -> str:
 
 
 def until_interrupted(action: Callable[[], None]) -> None:
-    """Run what goes on until Ctrl-C or SIGTERM, which is its regular end."""
+    """Run an action until Ctrl-C or SIGTERM, which is its regular end."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         action()

@@ -9,6 +9,7 @@ import typer
 from bridge.cli.options import (
     AsJson,
     ConfigFile,
+    ManagementUrl,
     OneRole,
     examples,
     read_settings,
@@ -32,22 +33,13 @@ app = typer.Typer(
 )
 
 
-class Format(StrEnum):
+class TopologyFormat(StrEnum):
     """The formats of `topology show`."""
 
     TABLE = "table"
     JSON = "json"
     OPERATOR = "operator"
     DEFINITIONS = "definitions"
-
-
-ManagementUrl = Annotated[
-    str | None,
-    typer.Option(
-        metavar="URL",
-        help="The management API; the broker's host and port 15672 (15671 with TLS) without.",
-    ),
-]
 
 
 def _read_topology(
@@ -73,13 +65,13 @@ def show(
     context: typer.Context,
     *,
     form: Annotated[
-        Format,
+        TopologyFormat,
         typer.Option(
             "--format",
             help="operator: custom resources of RabbitMQ's messaging topology operator. "
             "definitions: what rabbitmqctl import_definitions takes.",
         ),
-    ] = Format.TABLE,
+    ] = TopologyFormat.TABLE,
     cluster: Annotated[
         str, typer.Option(help="For operator: the name of the RabbitmqCluster.")
     ] = "rabbitmq",
@@ -109,16 +101,16 @@ def show(
     settings, topology = _read_topology(context, config, role)
     vhost = vhost_of(URL(settings.rabbitmq.url[0].get_secret_value()))
     match form:
-        case Format.TABLE:
+        case TopologyFormat.TABLE:
             head = ("KIND", "NAME", "ARGUMENTS")
             for line in format_table(head, topology_formats.rows(topology)):
                 typer.echo(line)
-        case Format.JSON:
+        case TopologyFormat.JSON:
             typer.echo(json.dumps(topology_formats.plain(topology), indent=2))
-        case Format.DEFINITIONS:
+        case TopologyFormat.DEFINITIONS:
             document = topology_formats.definitions(topology, vhost=vhost, policy=policy)
             typer.echo(json.dumps(document, indent=2))
-        case Format.OPERATOR:
+        case TopologyFormat.OPERATOR:
             resources = topology_formats.custom_resources(
                 topology, vhost=vhost, cluster=cluster, namespace=namespace, policy=policy
             )
@@ -141,15 +133,20 @@ def verify(
 ) -> None:
     """Compare the broker with what the bridge needs; print the differences and exit 1.
 
-    Nothing is created. Of a main queue or an exchange, which others may have declared, each
-    difference is told with what it can cost. Without the management API bindings are not compared.
+    Nothing is created. For a main queue or an exchange, which others may have declared, each
+    difference says what it can cost. Bindings are compared through the management API only.
     """
     import asyncio
+
+    from bridge.topology.declarations import name_of
 
     settings, topology = _read_topology(context, config, role)
     differences, hint = asyncio.run(_compare(settings, topology, management_url))
     if as_json:
-        typer.echo(json.dumps([_as_plain(difference) for difference in differences], indent=2))
+        rows = [
+            {"entity": name_of(one.entity), "kind": one.kind, "why": one.why} for one in differences
+        ]
+        typer.echo(json.dumps(rows, indent=2))
     else:
         for difference in differences:
             typer.echo(f"{difference.kind}: {difference.why}")
@@ -175,8 +172,8 @@ def declare(
 ) -> None:
     """Create what is missing, as a role does when it starts; what exists is never changed.
 
-    A main queue or an exchange that exists with other arguments is used as it is, and told. Exit 1
-    when a retry or dead-letter queue has other arguments, or something may not be created.
+    A main queue or an exchange that exists with other arguments is used as it is, and reported.
+    Exit 1 if a retry or dead-letter queue has other arguments, or something may not be created.
     """
     import asyncio
 
@@ -210,20 +207,20 @@ async def _declare(settings: "Settings", topology: "Topology") -> "list[Differen
 async def _compare(
     settings: "Settings", topology: "Topology", url: str | None
 ) -> "tuple[list[Difference], str | None]":
-    """Compare through the management API; without it over AMQP, with a hint that says why."""
+    """Compare over AMQP, and the bindings through the management API; else say why not."""
     from bridge.admin.management import open_management
     from bridge.amqp.connecting import close_quietly, open_first_connection
     from bridge.topology.comparison import compare
 
     connection = await open_first_connection(settings.rabbitmq, name="topology")
     try:
+        differences = [difference async for difference in compare(connection, topology)]
         try:
             async with open_management(settings.rabbitmq, url) as management:
                 await _check_same_cluster(connection, management)
-                return await management.compare(topology), None
+                return differences + await management.missing_bindings(topology), None
         except BrokerError as error:
-            hint = f"bindings were not compared: management API: {error}"
-        return [difference async for difference in compare(connection, topology)], hint
+            return differences, f"bindings were not compared: management API: {error}"
     finally:
         await close_quietly(connection)
 
@@ -239,13 +236,3 @@ async def _check_same_cluster(connection: "Connection", management: "Management"
             f"it belongs to the cluster {theirs}, and rabbitmq.url leads to {ours}; "
             "give --management-url the API of the same broker"
         )
-
-
-def _as_plain(difference: "Difference") -> dict[str, str]:
-    from bridge.topology.declarations import name_of
-
-    return {
-        "entity": name_of(difference.entity),
-        "kind": difference.kind,
-        "why": difference.why,
-    }

@@ -171,7 +171,7 @@ async def test_a_good_set_up_passes(site: Site, service: Service, http: httpx.As
     ]
     assert {one.subject.split()[0] for one in found["ok"]} == {
         *("broker", "topology", "permissions", "management", "queue", "exchange"),
-        *("clock", "files", "SMS", "worker"),
+        *("clock", "SMS", "worker"),
     }
     assert after == before
     assert attempts == []

@@ -1,19 +1,16 @@
-"""Checks on this computer: the settings alone, its limits, and the roles that run here."""
+"""Checks on this computer: the settings alone, and the roles that run here."""
 
 import itertools
-import resource
 from typing import Final
 
 from bridge.admin.admin_port import local_port, open_client, read_health, read_metrics
 from bridge.admin.checks.findings import Finding, SetUp
 from bridge.errors import BridgeError
 
-# Files beside the connections: logs, epoll, certificates, the broker, the admin port.
-OTHER_FILES: Final = 64
 _CLOCK: Final = "compare this computer's clock with the service's"
 _REFUSED_FIXES: Final = {
-    "mismatch": "compare {endpoint}.secret_files with the secret at the service, and public_url, "
-    "where its scheme signs the address, with the address that it calls",
+    "mismatch": "compare {endpoint}.secret_files with the secret at the service, and public_url "
+    "with the address that it calls, if its scheme signs that",
     "malformed": "compare {endpoint}.preset and .signature with what the service sends",
     "stale": _CLOCK,
     "future": _CLOCK,
@@ -46,20 +43,6 @@ def judge_repeats(set_up: SetUp) -> list[Finding]:
     times = worker.max_uncertain_attempts
     fix = "set worker.on_uncertain to park, or leave it out"
     return [Finding("SMS API", "warn", f"{text} up to {times} texts", fix)]
-
-
-async def check_open_files(set_up: SetUp) -> list[Finding]:
-    """Compare the limit of open files with the connections that the settings allow."""
-    needed = OTHER_FILES
-    if "worker" in set_up.roles:
-        needed += set_up.settings.worker.most_in_flight
-    if "webhook" in set_up.roles:
-        needed += set_up.settings.webhook.max_connections
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    text = f"{limit} may be open, about {needed} are needed"
-    if limit != resource.RLIM_INFINITY and limit < needed:
-        return [Finding("files", "warn", text, f"raise the limit: ulimit -n {needed}")]
-    return [Finding("files", "ok", text)]
 
 
 async def check_answers(set_up: SetUp) -> list[Finding]:
