@@ -12,7 +12,7 @@ from bridge.admin.message_models import (
     DeadLetterHeaders,
     EventHeaders,
     EventProperties,
-    OutcomeEvent,
+    OutcomeBody,
     RequestHeaders,
 )
 from bridge.config import Settings
@@ -47,7 +47,7 @@ ROWS: dict[tuple[str, str], Iterable[str]] = {
     ("A dead letter: headers", "header"): set(_names(DeadLetterHeaders)) - TRACE,
     ("A dead letter: headers", "reason"): get_args(DeadReason),
     ("An outcome", "outcome"): OUTCOMES,
-    ("An outcome", "member"): _names(OutcomeEvent),
+    ("An outcome", "member"): _names(OutcomeBody),
     ("An event", "property"): _names(EventProperties),
     ("An event", "header"): _names(EventHeaders),
 }

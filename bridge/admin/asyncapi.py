@@ -16,7 +16,7 @@ from bridge.admin.message_models import (
     EventBody,
     EventHeaders,
     InboundEvent,
-    OutcomeEvent,
+    OutcomeBody,
     RequestHeaders,
 )
 from bridge.config import Settings, WorkerSettings
@@ -246,6 +246,6 @@ def _messages(settings: Settings) -> dict[str, Any]:
         "outcome": {
             "title": "Outcome",
             "contentType": "application/json",
-            "payload": _inlined(_schema(OutcomeEvent)),
+            "payload": _inlined(_schema(OutcomeBody)),
         },
     }

@@ -1,7 +1,8 @@
 """Consume the inbound events, as a subscriber would."""
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, Final, NoReturn
 
 from bridge.admin.broker_session import open_session
@@ -17,14 +18,12 @@ _RECEIPT: Final = {
 }
 
 
-async def listen(
-    settings: Settings, *, listening: Callable[[str], object]
-) -> AsyncIterator[dict[str, Any]]:
-    """Yield the events of the inbound exchange from now on, as plain data.
+@asynccontextmanager
+async def listen(settings: Settings) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
+    """Subscribe to the inbound exchange; yield the events from now on, as plain data.
 
-    `listening` is called with the exchange's name once no event is missed any more. The only thing
-    created is a queue that is deleted with the connection. Raises BrokerError if there is no such
-    exchange, if the user lacks a permission, and when the connection ends.
+    The only thing created is a queue that is deleted with the connection. Raises BrokerError if
+    there is no such exchange, if the user lacks a permission, and when the connection ends.
     """
     name = settings.webhook.exchange
     async with open_session(settings) as (_, channel):
@@ -43,9 +42,7 @@ async def listen(
                 "configure, write and read queues amq.gen-*"
             ) from None
         async with queue.iterator(no_ack=True) as messages:
-            listening(name)
-            async for message in messages:
-                yield _event(message)
+            yield (_event(message) async for message in messages)
     raise BrokerError("the broker ended the connection; run it again")
 
 

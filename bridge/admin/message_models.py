@@ -62,7 +62,7 @@ class DeadLetterHeaders(_TraceHeaders):
     )
 
 
-class OutcomeEvent(BaseModel):
+class OutcomeBody(BaseModel):
     """What became of a request: to its `reply_to`, and to `worker.outcome_exchange`.
 
     `delivered` and `undelivered` come from the service's delivery receipts, to the exchange alone.

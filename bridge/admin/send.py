@@ -6,9 +6,9 @@ While there is no outcome, it looks for the reason: a pause, no worker, an alarm
 import asyncio
 import contextlib
 import json
-import time
 import uuid
-from collections.abc import Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -41,22 +41,94 @@ POLL_SECONDS: Final = 0.1
 LOOK_SECONDS: Final = 2.0
 
 
-async def send(
+class SentRequest:
+    """A request that the broker has stored; `outcome` is set when `wait` has found it."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        connection: Connection,
+        queue: str,
+        replies: AbstractQueue | None,
+        message_id: str,
+    ) -> None:
+        self._settings = settings
+        self._connection = connection
+        self._queue = queue
+        self._replies = replies
+        self._why: str | None = None
+        self.message_id = message_id
+        self.outcome: dict[str, Any] | None = None
+
+    async def wait(self, seconds: float) -> AsyncIterator[str]:
+        """Wait for the outcome; yield each new reason why nothing is sent.
+
+        Raises BridgeError if there is no outcome within this time.
+        """
+        loop = asyncio.get_running_loop()
+        ends_at, look_at = loop.time() + seconds, loop.time() + LOOK_SECONDS
+        while (left := ends_at - loop.time()) > 0:
+            with contextlib.suppress(TimeoutError):
+                async with Deadline(left):
+                    self.outcome = await self._poll(min(look_at, ends_at))
+            if self.outcome is not None:
+                return
+            if (left := ends_at - loop.time()) > 0:
+                before = self._why
+                await self._look(min(left, LOOK_SECONDS))
+                if self._why is not None and self._why != before:
+                    yield self._why
+                look_at = loop.time() + LOOK_SECONDS
+        await self._look(LOOK_SECONDS)
+        why = f" ({self._why})" if self._why else ""
+        raise BridgeError(f"no outcome within {seconds:g} s{why}; the request stays queued")
+
+    async def _poll(self, until: float) -> dict[str, Any] | None:
+        while self._replies is not None:
+            reply = await _take_reply(self._replies)
+            if reply is not None:
+                outcome: dict[str, Any] = json.loads(reply.body)
+                return outcome
+            if asyncio.get_running_loop().time() >= until:
+                break
+            await asyncio.sleep(POLL_SECONDS)
+        return None
+
+    async def _look(self, seconds: float) -> None:
+        """Look for the reason why there is no outcome; without an answer in time the last stays."""
+        with contextlib.suppress(TimeoutError):
+            async with Deadline(seconds):
+                self._why = await self._find_reason()
+
+    async def _find_reason(self) -> str | None:
+        queue = self._settings.worker.queue
+        with contextlib.suppress(HiddenPauseError):
+            paused = await find_pause(self._connection, queue, publishing=self._connection)
+            if paused is not None:
+                return "; ".join(explain_paused(queue, paused))
+        worker = await read_worker(self._settings)
+        if worker is not None and (pause := worker.deciding_pause) is not None:
+            return "; ".join(explain_local_pause(pause))
+        sizes = await read_queue(self._connection, self._queue)
+        if sizes is not None and not sizes.consumers:
+            why = "start one, or ask one that runs: /readyz says why"
+            return f"no worker takes from {self._queue}; {why}"
+        # The worker is not paused: the request is in a retry queue, or waits for its turn.
+        return None if worker is not None else UNKNOWN
+
+
+@asynccontextmanager
+async def send_request(
     settings: Settings,
     request: dict[str, str | None],
     *,
     is_urgent: bool = False,
-    wait_seconds: float | None,
-    published: Callable[[str], object],
-    waiting: Callable[[str], object] = lambda _why: None,
-) -> dict[str, Any] | None:
-    """Publish one request and, with `wait_seconds`, return its outcome event.
+    wants_outcome: bool = False,
+) -> AsyncIterator[SentRequest]:
+    """Publish one request, to the urgent queue if `is_urgent`; the block may wait for its outcome.
 
-    The request goes to the urgent queue if `is_urgent`.
-    `published` is called with the message id once the broker has confirmed the request; `waiting`
-    with each new reason why nothing is sent. Raises InvalidMessageError for a request that the
-    worker would refuse, BrokerError if the broker does not take it, and BridgeError if there is no
-    outcome within `wait_seconds`.
+    Raises InvalidMessageError for a request that the worker would refuse, and BrokerError if the
+    broker does not store it.
     """
     body = json.dumps({name: value for name, value in request.items() if value is not None})
     short_codes = settings.sms_api.request.short_codes
@@ -66,7 +138,7 @@ async def send(
         raise ConfigError("--urgent: there is no urgent queue (worker.urgent_queue is null)")
     message_id = str(uuid.uuid4())
     async with open_session(settings) as (connection, channel):
-        replies = None if wait_seconds is None else await _open_replies(channel)
+        replies = await _open_replies(channel) if wants_outcome else None
         message = Message(
             body.encode(),
             content_type="application/json",
@@ -77,16 +149,7 @@ async def send(
             correlation_id=message_id,
         )
         await _publish(channel, message, queue)
-        published(message_id)
-        if replies is None or wait_seconds is None:
-            return None
-        silence = _Silence(settings, connection, queue)
-        with contextlib.suppress(TimeoutError):
-            async with Deadline(wait_seconds):
-                return await _outcome(replies, silence, waiting)
-        await silence.look()
-    why = f" ({silence.why})" if silence.why else ""
-    raise BridgeError(f"no outcome within {wait_seconds:g} s{why}; the request stays queued")
+        yield SentRequest(settings, connection, queue, replies, message_id)
 
 
 async def _open_replies(channel: AbstractChannel) -> AbstractQueue:
@@ -102,22 +165,6 @@ async def _open_replies(channel: AbstractChannel) -> AbstractQueue:
     return queue
 
 
-async def _outcome(
-    replies: AbstractQueue, silence: "_Silence", waiting: Callable[[str], object]
-) -> dict[str, Any]:
-    look_at = time.monotonic() + LOOK_SECONDS
-    while True:
-        reply = await _take_reply(replies)
-        if reply is not None:
-            outcome: dict[str, Any] = json.loads(reply.body)
-            return outcome
-        if time.monotonic() > look_at:
-            if (news := await silence.look()) is not None:
-                waiting(news)
-            look_at = time.monotonic() + LOOK_SECONDS
-        await asyncio.sleep(POLL_SECONDS)
-
-
 async def _take_reply(replies: AbstractQueue) -> AbstractIncomingMessage | None:
     try:
         async with Deadline(RPC_TIMEOUT_SECONDS):
@@ -127,40 +174,6 @@ async def _take_reply(replies: AbstractQueue) -> AbstractIncomingMessage | None:
             f"no answer from the broker within {RPC_TIMEOUT_SECONDS:g} s; look at its nodes; a "
             "request whose id was printed stays queued"
         ) from None
-
-
-class _Silence:
-    """Finds out why there is no outcome, as far as the broker and this computer can tell."""
-
-    def __init__(self, settings: Settings, connection: Connection, queue: str) -> None:
-        self._settings = settings
-        self._queue = queue
-        self._connection = connection
-        self.why: str | None = None
-
-    async def look(self) -> str | None:
-        """Look for the reason, and return it if it has changed."""
-        before = self.why
-        with contextlib.suppress(TimeoutError):
-            async with Deadline(LOOK_SECONDS):
-                self.why = await self._find_out()
-        return self.why if self.why != before else None
-
-    async def _find_out(self) -> str | None:
-        queue = self._settings.worker.queue
-        with contextlib.suppress(HiddenPauseError):
-            paused = await find_pause(self._connection, queue, publishing=self._connection)
-            if paused is not None:
-                return "; ".join(explain_paused(queue, paused))
-        worker = await read_worker(self._settings)
-        if worker is not None and (pause := worker.deciding_pause) is not None:
-            return "; ".join(explain_local_pause(pause))
-        sizes = await read_queue(self._connection, self._queue)
-        if sizes is not None and not sizes.consumers:
-            why = "start one, or ask one that runs: /readyz says why"
-            return f"no worker takes from {self._queue}; {why}"
-        # The worker is not paused: the request is in a retry queue, or waits for its turn.
-        return None if worker is not None else UNKNOWN
 
 
 async def _publish(channel: AbstractChannel, message: Message, queue: str) -> None:

@@ -1,4 +1,4 @@
-"""Which commands there are, and where: each is imported when it is looked up."""
+"""The commands and their modules; each is imported when it is looked up."""
 
 from collections.abc import Iterator, Mapping
 from importlib import import_module
@@ -8,12 +8,12 @@ import typer
 import typer.core
 from typer.main import get_group
 
-# What typer makes of a function, or of a module with several.
+# The types that typer makes of a function, and of a module with several.
 Command = typer.core.TyperCommand | typer.core.TyperGroup
 
 
 class Entry(NamedTuple):
-    """The module that has a command, and what `sms-bridge --help` says of it, on one line."""
+    """The module of a command, and its line in `sms-bridge --help`."""
 
     module: str
     summary: str
@@ -35,7 +35,7 @@ ENTRIES: Final[Mapping[str, Entry]] = {
     "sign": Entry("sign", "Sign a body as the endpoint's scheme does."),
     "sandbox": Entry("sandbox", "Run a stand-in for the SMS service, with faults to order."),
     "demo": Entry("sandbox", "Run the whole flow on this computer, with faults."),
-    "dlq": Entry("dlq", "Look at dead letters, send them again, take them away."),
+    "dlq": Entry("dlq", "Look at dead letters, send them again, remove them."),
     "topology": Entry("topology", "Show, compare or make the queues, exchanges and bindings."),
     "schema": Entry("schema", "Print the contract for machines: JSON Schemas and AsyncAPI."),
 }

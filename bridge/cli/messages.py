@@ -1,14 +1,17 @@
-"""`sms-bridge send` and `listen`: a request to the worker, events of the webhook receiver."""
+"""`sms-bridge send` and `listen`: publish a request, print events of the webhook receiver."""
 
 import json
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bridge.cli.options import ConfigFile, examples, read_settings, until_interrupted
 from bridge.cli.output import explain_unwritable
 from bridge.errors import EXIT_CLEAN, EXIT_FAILED, BridgeError
+
+if TYPE_CHECKING:
+    from bridge.config import Settings
 
 app = typer.Typer()
 
@@ -26,7 +29,10 @@ def send(  # noqa: PLR0913  an option each
     text: Annotated[str, typer.Option(help="The text.")],
     sender: Annotated[str | None, typer.Option("--from", help="The sender's name.")] = None,
     urgent: Annotated[
-        bool, typer.Option("--urgent", help="Publish it to the urgent queue: it passes the others.")
+        bool,
+        typer.Option(
+            "--urgent", help="Publish it to the urgent queue, where it passes the others."
+        ),
     ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the outcome.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds to wait.", min=0)] = 60,
@@ -34,55 +40,57 @@ def send(  # noqa: PLR0913  an option each
 ) -> None:
     """Publish one send request and print its message id.
 
-    With --wait also its outcome: exit 0 when it was sent, 1 when it is dead or none came. While
-    none comes it says, as far as it can be known, why: whether the worker on this computer is
-    paused, for what, and whether any worker takes from the queue.
+    With --wait also print its outcome: exit 0 if it was sent, 1 if it is dead or none came in time.
+    Meanwhile the reason is printed, as far as it can be known: a pause, or a queue without workers.
     """
     import asyncio
 
-    from bridge.admin.send import send as send_request
-
-    def published(message_id: str) -> None:
-        try:
-            typer.echo(message_id)
-        except OSError as error:
-            why = explain_unwritable(error)
-            stored = f"the request {message_id} is stored, and standard output {why}"
-            raise BridgeError(stored) from None
-
     settings = read_settings(context, config)
-    outcome = asyncio.run(
-        send_request(
-            settings,
-            {"to": to, "from": sender, "text": text},
-            is_urgent=urgent,
-            wait_seconds=timeout if wait else None,
-            published=published,
-            waiting=lambda why: typer.echo(f"sms-bridge: still waiting: {why}", err=True),
-        )
-    )
+    request = {"to": to, "from": sender, "text": text}
+    seconds = timeout if wait else None
+    outcome = asyncio.run(_send(settings, request, is_urgent=urgent, seconds=seconds))
     if outcome is not None:
         typer.echo(json.dumps(outcome))
         sys.exit(EXIT_CLEAN if outcome.get("outcome") == "sent" else EXIT_FAILED)
+
+
+async def _send(
+    settings: "Settings", request: dict[str, str | None], *, is_urgent: bool, seconds: float | None
+) -> dict[str, Any] | None:
+    from bridge.admin.send import send_request
+
+    wants_outcome = seconds is not None
+    sending = send_request(settings, request, is_urgent=is_urgent, wants_outcome=wants_outcome)
+    async with sending as sent:
+        try:
+            typer.echo(sent.message_id)
+        except OSError as error:
+            why = explain_unwritable(error)
+            stored = f"the request {sent.message_id} is stored, and standard output {why}"
+            raise BridgeError(stored) from None
+        if seconds is not None:
+            async for why in sent.wait(seconds):
+                typer.echo(f"sms-bridge: still waiting: {why}", err=True)
+        return sent.outcome
 
 
 @app.command(epilog=examples("sms-bridge listen", "sms-bridge listen | jq -r .body.data.text"))
 def listen(context: typer.Context, config: ConfigFile = None) -> None:
     """Print inbound events as they come, a line of JSON each, until Ctrl-C.
 
-    It says on standard error when it is ready: what comes from then on is printed. It creates
-    nothing that stays, and ends with 1 when there is no such exchange.
+    A line on standard error says from when on all events are printed. Nothing is created that
+    stays. Exit 1 if there is no such exchange.
     """
     import asyncio
 
-    from bridge.admin.listen import listen as listen_to_events
-
-    def listening(exchange: str) -> None:
-        typer.echo(f"listening on the exchange {exchange}", err=True)
-
-    async def show() -> None:
-        async for event in listen_to_events(settings, listening=listening):
-            typer.echo(json.dumps(event))
-
     settings = read_settings(context, config)
-    until_interrupted(lambda: asyncio.run(show()))
+    until_interrupted(lambda: asyncio.run(_listen(settings)))
+
+
+async def _listen(settings: "Settings") -> None:
+    from bridge.admin.listen import listen as subscribe
+
+    async with subscribe(settings) as events:
+        typer.echo(f"listening on the exchange {settings.webhook.exchange}", err=True)
+        async for event in events:
+            typer.echo(json.dumps(event))

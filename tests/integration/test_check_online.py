@@ -58,14 +58,12 @@ class Site:
         self._http = http
 
     def settings(self, **changed: dict[str, Any]) -> Settings:
-        """Make the settings; what is given is laid over each section."""
         sections = {**self.values, **{name: {} for name in changed if name not in self.values}}
         return Settings.model_validate(
             {name: {**values, **changed.get(name, {})} for name, values in sections.items()}
         )
 
     async def declare(self) -> None:
-        """Make what the roles need."""
         connection = await open_first_connection(self.settings().rabbitmq, name="test")
         try:
             await provide(connection, bridge_topology(self.settings(), BOTH), "declare")
@@ -73,7 +71,6 @@ class Site:
             await close_quietly(connection)
 
     async def examine(self, *roles: Role, **changed: dict[str, Any]) -> dict[str, list[Finding]]:
-        """Check it, and return the findings by result."""
         found = await examine(
             self.settings(**changed), roles or BOTH, management=self.broker.management_url
         )
@@ -83,23 +80,18 @@ class Site:
         }
 
     async def put(self, path: str, document: dict[str, Any]) -> None:
-        """Change something through the management API."""
         await self._ask("PUT", path, document)
 
     async def delete(self, path: str) -> None:
-        """Take something away through the management API."""
         await self._ask("DELETE", path)
 
     async def drop_policy(self, name: str) -> None:
-        """Take the policy of a queue away, where there is one."""
         policies = await self._ask("GET", "policies")
         if name in {policy["name"] for policy in policies}:
             await self._ask("DELETE", f"policies/%2F/{name}")
             await self.until_in_force(name, {})
 
     async def until_in_force(self, queue: str, definition: dict[str, object]) -> None:
-        """Return when the broker tells that this is what the policies of a queue set."""
-
         async def is_told() -> bool:
             # From RabbitMQ 4 on it is told at once, without the statistics; before, only with them.
             query = "?disable_stats=true" if await self.has_a_default_limit() else ""
@@ -111,12 +103,10 @@ class Site:
         await eventually(is_told, what=f"a policy in force on {queue}")
 
     async def definitions(self) -> Any:
-        """Return everything that is defined on the broker, and how many messages there are."""
         queues = await self._ask("GET", "queues?disable_stats=true&enable_queue_totals=true")
         return (await self._ask("GET", "definitions"), queues)
 
     async def has_a_default_limit(self) -> bool:
-        """Say whether the broker drops what came back often, unless a policy lifts the limit."""
         overview = await self._ask("GET", "overview")
         return int(overview["rabbitmq_version"].partition(".")[0]) >= 4
 
@@ -135,7 +125,6 @@ class Site:
 async def site(
     managed_broker: Broker, session_service: Service, http: httpx.AsyncClient
 ) -> AsyncIterator[Site]:
-    """Lend a set-up in which everything is right."""
     site = Site(managed_broker, session_service.url, http)
     await site.declare()
     if await site.has_a_default_limit():
@@ -156,7 +145,6 @@ def _said(findings: list[Finding]) -> str:
 
 
 async def test_a_good_set_up_passes(site: Site, service: Service, http: httpx.AsyncClient) -> None:
-    """Where all is right nothing fails; nothing is created, taken or sent by the check."""
     before = await site.definitions()
     found = await site.examine()
     after = await site.definitions()
@@ -178,7 +166,6 @@ async def test_a_good_set_up_passes(site: Site, service: Service, http: httpx.As
 
 
 async def test_a_role_is_checked_alone(site: Site) -> None:
-    """Of one role, only what that role needs is looked at."""
     found = await site.examine("webhook", sms_api={"base_url": "http://127.0.0.1:9"})
 
     assert found["fail"] == []
@@ -186,7 +173,6 @@ async def test_a_role_is_checked_alone(site: Site) -> None:
 
 
 async def test_without_the_management_api_it_says_what_was_not_checked(site: Site) -> None:
-    """When the management API is not there, the check names what it could not see."""
     (finding,) = [
         finding
         for finding in await examine(site.settings(), BOTH, management="http://127.0.0.1:9")
@@ -198,7 +184,6 @@ async def test_without_the_management_api_it_says_what_was_not_checked(site: Sit
 
 
 async def test_an_alarm_is_told_with_all_else(site: Site) -> None:
-    """While the broker takes no messages the check says so, and still tells what it can see."""
     await site.declare()
     async with memory_alarm(site.broker):
         found = await site.examine()
@@ -215,8 +200,6 @@ def _policy(queue: str, **definition: object) -> Break:
 
 
 def _policy_for(queue: str, pattern: str, definition: dict[str, object]) -> Break:
-    """Set a policy; `pattern` has `{}` for the queue's name, in which dots stand for themselves."""
-
     async def apply(site: Site) -> None:
         name = f"{site.name}{queue}"
         document = {
@@ -266,7 +249,6 @@ async def _no_binding(site: Site) -> None:
 async def test_what_would_lose_messages_is_found(
     site: Site, wrong: Break, subject: str, text: str
 ) -> None:
-    """A policy or an argument with which messages are lost is a failure, with a remedy."""
     await wrong(site)
     found = [one for one in (await site.examine())["fail"] if text in one.text]
 
@@ -293,7 +275,6 @@ async def test_what_would_lose_messages_is_found(
 async def test_what_others_have_declared_is_a_warning(
     site: Site, arguments: dict[str, object], subject: str, texts: list[str]
 ) -> None:
-    """A main queue with other arguments is used as it is: a warning says what that can cost."""
     await _queue(subject, **arguments)(site)
     found = await site.examine()
     told = _said([one for one in found["warn"] if one.subject == f"queue {site.name}{subject}"])
@@ -329,7 +310,6 @@ async def test_the_default_limit_is_found_and_the_remedy_cures_it(
 
 
 async def test_the_default_limit_under_a_policy(site: Site) -> None:
-    """Where a policy is in force another one would take its place: the remedy names it."""
     await _policy(".dead", **{"max-length": 1000, "overflow": "reject-publish"})(site)
     found = [one for one in (await site.examine())["warn"] if one.subject == "delivery limit"]
 
@@ -344,7 +324,6 @@ async def test_the_default_limit_under_a_policy(site: Site) -> None:
     ids=["class", "ignoring-case", "quoted", "named"],
 )
 async def test_patterns_are_the_brokers_to_match(site: Site, pattern: str) -> None:
-    """A policy drops messages whatever its pattern, which is RabbitMQ's kind and not Python's."""
     if "\\Q" in pattern:
         pattern = pattern.replace("{}", site.name.removeprefix("check."))
     await _policy_for("", pattern, {"max-length": 3})(site)
@@ -354,7 +333,6 @@ async def test_patterns_are_the_brokers_to_match(site: Site, pattern: str) -> No
 
 
 async def test_the_policy_with_the_highest_priority_alone_is_in_force(site: Site) -> None:
-    """One policy that would drop messages does not while another one is in force."""
     await _policy("", **{"max-length": 3, "overflow": "reject-publish"})(site)
     other = {"pattern": "^check", "definition": {"max-length": 3}, "apply-to": "all"}
     await site.put(f"policies/%2F/{site.name}-low", other | {"priority": -1})
@@ -367,7 +345,6 @@ async def test_the_policy_with_the_highest_priority_alone_is_in_force(site: Site
 
 
 async def test_a_limit_of_the_queue_of_requests_refuses_retries(site: Site) -> None:
-    """With `reject-publish` retries come back late when it is full: that is a warning."""
     await _policy("", **{"max-length": 10, "overflow": "reject-publish"})(site)
     found = await site.examine()
     told = [one.text for one in found["warn"] if one.subject == f"queue {site.name}"]
@@ -377,7 +354,6 @@ async def test_a_limit_of_the_queue_of_requests_refuses_retries(site: Site) -> N
 
 
 async def test_a_stream_of_requests_is_found(site: Site) -> None:
-    """A worker would take nothing from a stream, so the check fails."""
     await _queue("", queue_type="stream")(site)
     found = [one for one in (await site.examine())["fail"] if "it is a stream" in one.text]
 
@@ -386,7 +362,6 @@ async def test_a_stream_of_requests_is_found(site: Site) -> None:
 
 
 async def test_an_exchange_without_a_queue_is_found(site: Site) -> None:
-    """When no queue is bound to the exchange, the check fails."""
     await _no_binding(site)
 
     assert [one.subject for one in (await site.examine())["fail"]] == [
@@ -418,7 +393,6 @@ async def test_what_is_missing_is_told_and_not_made(managed_broker: Broker, site
 
 
 async def test_missing_permissions_are_named(managed_broker: Broker, site: Site) -> None:
-    """Each permission that the roles need and the user lacks is named, on existing queues too."""
     user = unique("user").replace(".", "-")
     await site.put(f"users/{user}", {"password": "canary-password-c04e", "tags": ""})
     await site.put(
@@ -488,7 +462,6 @@ async def test_missing_permissions_are_named(managed_broker: Broker, site: Site)
 
 
 async def test_one_broker_of_two_that_is_away_is_a_warning(site: Site) -> None:
-    """As long as one URL works, another that does not is a warning."""
     away = "amqp://guest:guest@127.0.0.1:9/"
     found = await site.examine(rabbitmq={"url": [away, site.broker.url]})
 
@@ -497,7 +470,6 @@ async def test_one_broker_of_two_that_is_away_is_a_warning(site: Site) -> None:
 
 
 async def test_without_a_broker_it_fails(site: Site, canaries: Canaries) -> None:
-    """Without a broker, or with a wrong password, `check --online` ends with 1 and names it."""
     password = canaries.password
     settings = {
         "rabbitmq.url": f"amqp://guest:{password}@127.0.0.1:9/",
@@ -514,7 +486,6 @@ async def test_without_a_broker_it_fails(site: Site, canaries: Canaries) -> None
 
 
 async def test_it_is_shown_a_line_each(site: Site, canaries: Canaries) -> None:
-    """`check --online` prints YAML, the findings as comments, and ends with 0 on warnings."""
     settings = {
         "rabbitmq.url": site.broker.url,
         "worker.queue": site.name,
@@ -539,7 +510,6 @@ async def test_it_is_shown_a_line_each(site: Site, canaries: Canaries) -> None:
 
 
 async def test_quiet_prints_only_what_is_wrong(site: Site, canaries: Canaries) -> None:
-    """`check --quiet` leaves out the configuration and what is right: nothing where all is."""
     settings = {
         "rabbitmq.url": site.broker.url,
         "worker.queue": site.name,
@@ -571,7 +541,6 @@ async def test_quiet_prints_only_what_is_wrong(site: Site, canaries: Canaries) -
 
 @pytest.mark.parametrize("option", ["--online", "--quiet"])
 async def test_a_wrong_configuration_is_told_first(option: str) -> None:
-    """A configuration that no role can use ends `check --online`, and `--quiet`, with 2."""
     result = await run_program("check", option, settings={"worker.queue": "q"})
 
     assert (result.returncode, result.stdout) == (2, b"")
@@ -581,7 +550,6 @@ async def test_a_wrong_configuration_is_told_first(option: str) -> None:
 
 
 async def test_a_file_that_is_not_there_is_a_wrong_configuration(site: Site) -> None:
-    """`check --online` ends with 2, as the start does, when a file cannot be read."""
     settings = {
         "rabbitmq.url": site.broker.url,
         "sms_api.base_url": site.values["sms_api"]["base_url"],
@@ -600,7 +568,6 @@ async def test_a_file_that_is_not_there_is_a_wrong_configuration(site: Site) -> 
 
 @asynccontextmanager
 async def _api(head: bytes, **tls: Any) -> AsyncIterator[tuple[int, list[bytes]]]:
-    """Run an HTTP server that answers everything alike; yield its port and what it was sent."""
     requests: list[bytes] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -616,7 +583,6 @@ async def _api(head: bytes, **tls: Any) -> AsyncIterator[tuple[int, list[bytes]]
 
 
 async def test_a_wrong_clock_is_found(site: Site) -> None:
-    """A clock that differs from the API's is a warning; the key is not shown to it."""
     date = b"Date: Sun, 06 Nov 1994 08:49:37 GMT\r\n"
     async with _api(date) as (port, requests):
         found = await site.examine(
@@ -629,7 +595,6 @@ async def test_a_wrong_clock_is_found(site: Site) -> None:
 
 
 async def test_an_api_that_is_not_there_is_found(site: Site) -> None:
-    """A name that is not found and a port that refuses are failures of their own."""
     for base_url, text in (
         ("http://sms-bridge.invalid", "name is not found"),
         ("http://127.0.0.1:9", "no connection"),
@@ -641,12 +606,10 @@ async def test_an_api_that_is_not_there_is_found(site: Site) -> None:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a certificate of 127.0.0.1 that ends in a week, with its key beside it."""
     return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
 async def test_the_brokers_certificate_is_read(certificate: Path) -> None:
-    """Of a broker that is reached over TLS the certificate is read, for its end."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate, certificate.with_name("key.pem"))
     settings = Settings.model_validate({"rabbitmq": {"tls": {"ca_file": certificate}}})
@@ -670,7 +633,6 @@ async def test_certificates_are_looked_at(
     result: str,
     text: str,
 ) -> None:
-    """A certificate that is refused is a failure, one that ends soon a warning."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate, certificate.with_name("key.pem"))
     async with _api(b"", ssl=context) as (port, _):

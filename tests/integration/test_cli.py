@@ -484,12 +484,13 @@ async def test_send_gives_up_in_time_while_it_looks_for_the_reason(
         {"rabbitmq": {"url": amqp_url}, "worker": {"queue": queue}, "admin": {"port": 9}}
     )
     request: dict[str, str | None] = {**canaries.request()}
-    sends = [
-        asyncio.create_task(
-            send.send(settings, request, wait_seconds=0.3 + number / 50, published=lambda _id: None)
-        )
-        for number in range(12)
-    ]
+
+    async def send_and_wait(seconds: float) -> None:
+        async with send.send_request(settings, request, wants_outcome=True) as sent:
+            async for _ in sent.wait(seconds):
+                pass
+
+    sends = [asyncio.create_task(send_and_wait(0.3 + number / 50)) for number in range(12)]
     done, late = await asyncio.wait(sends, timeout=SECONDS)
     for one in late:
         one.cancel()
@@ -545,7 +546,7 @@ async def test_send_during_an_alarm_tells_what_to_do(
     Takes seconds: the alarm is set and ended by `rabbitmqctl`.
     """
     monkeypatch.setattr(send, "PUBLISH_SECONDS", 0.5)
-    queue, ids = unique("alarm"), list[str]()
+    queue = unique("alarm")
     settings = Settings.model_validate(
         {"rabbitmq": {"url": managed_broker.url}, "worker": {"queue": queue}}
     )
@@ -554,9 +555,8 @@ async def test_send_during_an_alarm_tells_what_to_do(
         await (await connection.channel()).declare_queue(queue, durable=True)
         async with memory_alarm(managed_broker):
             with pytest.raises(BrokerError) as caught:
-                await send.send(
-                    settings, dict(canaries.request()), wait_seconds=None, published=ids.append
-                )
+                async with send.send_request(settings, dict(canaries.request())):
+                    pass
         await (await connection.channel()).queue_delete(queue)
 
     text = str(caught.value)

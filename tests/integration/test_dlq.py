@@ -70,17 +70,14 @@ class Graveyard:
 
     @property
     def dead(self) -> str:
-        """The dead-letter queue."""
         return f"{self.queue}.dead"
 
     @property
     def values(self) -> dict[str, object]:
-        """The settings of a process."""
         return {"rabbitmq.url": self.url, "worker.queue": self.queue}
 
     @property
     def settings(self) -> Settings:
-        """The settings, for calls in this process."""
         return Settings.model_validate(
             {"rabbitmq": {"url": self.url}, "worker": {"queue": self.queue}}
         )
@@ -94,7 +91,6 @@ class Graveyard:
         message_id: str | None = None,
         **headers: object,
     ) -> str:
-        """Put a dead letter into the queue as a worker does, and return its id."""
         message_id = message_id or uuid.uuid4().hex
         dead_at = datetime.now(UTC) - timedelta(seconds=age)
         given = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -113,7 +109,6 @@ class Graveyard:
         return message_id
 
     async def fill(self, count: int) -> set[str]:
-        """Put many dead letters into the queue."""
         ids: set[str] = set()
         for start in range(0, count, 500):
             part = range(start, min(start + 500, count))
@@ -121,14 +116,12 @@ class Graveyard:
         return ids
 
     async def until_at_rest(self, *counts: int) -> None:
-        """Return when main and dead queue hold so many messages ready."""
         for queue, count in zip((self.queue, self.dead), counts, strict=True):
             await self.amqp.until_count(queue, count)
 
 
 @pytest.fixture
 async def graveyard(amqp: Amqp, amqp_url: str) -> AsyncIterator[Graveyard]:
-    """Lend a dead-letter queue with a delivery limit; RabbitMQ 4 gives each quorum queue one."""
     ours = Graveyard(amqp, amqp_url, unique("dlq"))
     quorum: dict[str, Any] = {"x-queue-type": "quorum"}
     await amqp.channel.declare_queue(ours.queue, durable=True, arguments=quorum)
@@ -140,7 +133,6 @@ async def graveyard(amqp: Amqp, amqp_url: str) -> AsyncIterator[Graveyard]:
 
 
 async def _look(graveyard: Graveyard) -> list[str | None]:
-    """Look at every dead letter once, in this process, and give them back."""
     look = Look(LetterFilter(), sys.maxsize)
     async with open_dead_letters(graveyard.settings) as letters:
         return [row["message_id"] async for _ in letters.run(look) for row in look.rows]
@@ -151,7 +143,6 @@ async def _look(graveyard: Graveyard) -> list[str | None]:
 
 @pytest.fixture
 async def shown(graveyard: Graveyard) -> dict[str, CompletedProcess[bytes]]:
-    """Show a few dead letters in several ways."""
     old = await graveyard.bury("refused", age=7200)
     await graveyard.bury("exhausted", sms_bridge_status=503)
     commands: Mapping[str, tuple[str, ...]] = {
@@ -172,7 +163,6 @@ async def shown(graveyard: Graveyard) -> dict[str, CompletedProcess[bytes]]:
 async def test_dead_letters_are_shown(
     graveyard: Graveyard, shown: dict[str, CompletedProcess[bytes]], canaries: Canaries
 ) -> None:
-    """`dlq list` and `dlq show` tell all about dead letters, and no number or text unasked."""
     rows = shown["plain"].stdout.decode().splitlines()
     first, second = (json.loads(line) for line in shown["json"].stdout.splitlines())
     masked, revealed = (json.loads(shown[name].stdout) for name in ("one", "one-revealed"))
@@ -199,7 +189,6 @@ async def test_dead_letters_are_shown(
 
 
 async def test_a_list_tells_letters_with_one_id(graveyard: Graveyard) -> None:
-    """`dlq list` shows letters with one id a row each, and counts the repeats below them."""
     ids = [await graveyard.bury(), await graveyard.bury()]
     await graveyard.bury(message_id=ids[0])
     result = await run_program("dlq", "list", settings=graveyard.values)
@@ -211,7 +200,6 @@ async def test_a_list_tells_letters_with_one_id(graveyard: Graveyard) -> None:
 
 
 async def test_no_number_of_looks_loses_a_dead_letter(graveyard: Graveyard) -> None:
-    """Looked at more often than the delivery limit allows, every dead letter is still there."""
     ids = await graveyard.fill(5)
     for _ in range(3 * LIMIT):
         assert set(await _look(graveyard)) == ids
@@ -224,7 +212,6 @@ async def test_no_number_of_looks_loses_a_dead_letter(graveyard: Graveyard) -> N
 
 
 async def test_a_plain_look_would_lose_dead_letters(graveyard: Graveyard, amqp_url: str) -> None:
-    """Given back once too often by a plain client, a message of a quorum queue is gone."""
     await graveyard.bury()
     connection = await aio_pika.connect(amqp_url)
     async with connection:
@@ -244,7 +231,6 @@ async def test_a_plain_look_would_lose_dead_letters(graveyard: Graveyard, amqp_u
 async def test_more_are_listed_than_are_held_at_once(
     graveyard: Graveyard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each letter of a queue that is longer than a round is shown once, in order."""
     monkeypatch.setattr(dead_letters, "MAX_ROUND", 20)
     ids = [await graveyard.bury() for _ in range(105)]
 
@@ -254,7 +240,6 @@ async def test_more_are_listed_than_are_held_at_once(
 
 
 async def test_a_body_that_is_no_text_is_shown(graveyard: Graveyard) -> None:
-    """A dead letter of any bytes and properties can be listed, and is written out in full."""
     # The publisher of this test cannot write a header of bytes without it.
     tolerate_broken_properties()
     message_id = await graveyard.bury(
@@ -271,7 +256,6 @@ async def test_a_body_that_is_no_text_is_shown(graveyard: Graveyard) -> None:
 
 @pytest.mark.parametrize("command", [("list",), ("list", "--json"), ("show", "x"), ("replay",)])
 async def test_a_queue_that_is_not_there_is_named(amqp_url: str, command: tuple[str, ...]) -> None:
-    """Without a dead-letter queue a command ends with 1, and one line with what to do, no other."""
     settings = {"rabbitmq.url": amqp_url, "worker.queue": unique("missing")}
     result = await run_program("dlq", *command, settings=settings)
 
@@ -286,7 +270,6 @@ async def test_a_queue_that_is_not_there_is_named(amqp_url: str, command: tuple[
 async def test_a_missing_permission_is_told_before_anything(
     managed_broker: Broker, permissions: tuple[str, ...]
 ) -> None:
-    """Without permission to read a command ends with 1, and one line with what to do, no other."""
     queue = unique("forbidden")
     async with open_amqp(managed_broker.url) as admin:
         await admin.channel.declare_queue(f"{queue}.dead", durable=True)
@@ -304,7 +287,6 @@ async def test_a_missing_permission_is_told_before_anything(
 
 
 async def test_a_replay_that_may_not_publish_is_told(managed_broker: Broker) -> None:
-    """A replay that may not publish ends with 1, in the broker's words, and the letter stays."""
     queue = unique("forbidden")
     async with open_amqp(managed_broker.url) as admin:
         await admin.channel.declare_queue(queue, durable=True)
@@ -323,7 +305,6 @@ async def test_a_replay_that_may_not_publish_is_told(managed_broker: Broker) -> 
 
 
 async def test_a_list_of_nothing_says_so(graveyard: Graveyard) -> None:
-    """`dlq list` says when there is no dead letter, and when the filters select none."""
     empty = await run_program("dlq", "list", settings=graveyard.values)
     await graveyard.bury("refused")
     other = await run_program("dlq", "list", "--reason", "expired", settings=graveyard.values)
@@ -337,7 +318,6 @@ async def test_a_list_of_nothing_says_so(graveyard: Graveyard) -> None:
 async def test_an_id_that_is_not_there_is_told(
     graveyard: Graveyard, tmp_path: Path, command: str, options: tuple[str, ...]
 ) -> None:
-    """`dlq replay --id` and `discard --id` of nothing end with 1 and say which id it is."""
     await graveyard.bury("refused")
     where = ("--to", str(tmp_path / "x")) if command == "discard" else ()
     args = ("dlq", command, "--id", "nobody", *options, *where)
@@ -351,7 +331,6 @@ async def test_an_id_that_is_not_there_is_told(
 
 
 async def test_an_id_that_is_left_out_is_there(graveyard: Graveyard) -> None:
-    """A letter that a replay leaves out for a reason is not one that is missing."""
     message_id = await graveyard.bury("uncertain")
     args = ("dlq", "replay", "--id", message_id, "--yes")
     result = await run_program(*args, settings=graveyard.values)
@@ -373,7 +352,6 @@ async def _replay(graveyard: Graveyard, **options: Any) -> Tally:
 
 
 async def test_a_replay_only_says_what_it_would_do(graveyard: Graveyard) -> None:
-    """Without --yes nothing is changed, and the letters that are meant are counted by reason."""
     await graveyard.fill(3)
     result = await run_program("dlq", "replay", settings=graveyard.values)
     await graveyard.until_at_rest(0, 3)
@@ -384,7 +362,6 @@ async def test_a_replay_only_says_what_it_would_do(graveyard: Graveyard) -> None
 
 
 async def test_a_replay_shows_its_progress_on_a_terminal(graveyard: Graveyard) -> None:
-    """A terminal sees how many letters of how many are done; standard output stays clean."""
     await graveyard.fill(3)
     ours, theirs = pty.openpty()
     environ = make_environ(graveyard.values) | {"TERM": "xterm", "COLUMNS": "80"}
@@ -400,7 +377,6 @@ async def test_a_replay_shows_its_progress_on_a_terminal(graveyard: Graveyard) -
 
 
 def _all_of(terminal: int) -> bytes:
-    """Read what was written; the end of a terminal that nobody holds is an error."""
     shown = b""
     with suppress(OSError):
         while part := os.read(terminal, 65536):
@@ -410,7 +386,6 @@ def _all_of(terminal: int) -> bytes:
 
 
 async def test_a_replay_counts_for_a_script(graveyard: Graveyard) -> None:
-    """With --json one object says what is meant, left out and done, before and after --yes."""
     await graveyard.bury("exhausted")
     await graveyard.bury("uncertain")
     command = ("dlq", "replay", "--json")
@@ -429,7 +404,6 @@ async def test_a_replay_counts_for_a_script(graveyard: Graveyard) -> None:
 
 
 async def test_a_replayed_letter_starts_anew(graveyard: Graveyard) -> None:
-    """A replayed letter keeps body, id and the publisher's headers; attempts and reason go."""
     message_id = await graveyard.bury(
         sms_bridge_ordering_key="a", x_death=[{"count": 1}], sms_bridge_on_uncertain="park"
     )
@@ -450,7 +424,6 @@ async def test_a_replayed_letter_starts_anew(graveyard: Graveyard) -> None:
 async def test_a_dead_request_is_sent_after_a_replay(
     launcher: Launcher, service: Service, canaries: Canaries, amqp: Amqp
 ) -> None:
-    """What a worker gave up is sent when it is replayed, with the key of its first attempt."""
     queue, request = unique("replay"), canaries.request()
     settings: dict[str, object] = {
         "worker.queue": queue,
@@ -476,7 +449,6 @@ async def test_what_may_have_been_sent_is_replayed_on_demand_only(
     graveyard: Graveyard,
     include: bool,  # noqa: FBT001  a parameter of the test
 ) -> None:
-    """Letters with an uncertain attempt stay in the queue, unless they are asked for."""
     await graveyard.bury("uncertain")
     await graveyard.bury("exhausted", sms_bridge_uncertain_attempts=1)
     tally = await _replay(graveyard, include_uncertain=include)
@@ -486,7 +458,6 @@ async def test_what_may_have_been_sent_is_replayed_on_demand_only(
 
 
 async def test_uncertain_ones_are_not_replayed_by_their_reason_alone(graveyard: Graveyard) -> None:
-    """`--reason uncertain` without --include-uncertain ends with 2 and says why."""
     command = ("dlq", "replay", "--reason", "uncertain", "--yes")
     result = await run_program(*command, settings=graveyard.values)
 
@@ -495,7 +466,6 @@ async def test_uncertain_ones_are_not_replayed_by_their_reason_alone(graveyard: 
 
 
 async def test_what_would_only_die_again_is_left_out(graveyard: Graveyard) -> None:
-    """A letter that is past its own expiry is not replayed."""
     await graveyard.bury("expired", sms_bridge_expires_at="1700000000")
     tally = await _replay(graveyard)
 
@@ -504,7 +474,6 @@ async def test_what_would_only_die_again_is_left_out(graveyard: Graveyard) -> No
 
 
 async def test_a_letter_that_is_there_twice_is_replayed_once(graveyard: Graveyard) -> None:
-    """Of letters with one id a replay sends the oldest, says so, and the others stay."""
     first = await graveyard.bury("exhausted")
     other = await graveyard.bury("exhausted")
     await graveyard.bury("exhausted", message_id=first)
@@ -525,7 +494,6 @@ async def test_a_letter_that_is_there_twice_is_replayed_once(graveyard: Graveyar
 
 
 async def test_repeats_are_replayed_on_demand(graveyard: Graveyard) -> None:
-    """With --include-repeats every letter is sent; letters without an id are no repeats."""
     for _ in range(2):
         await graveyard.bury(message_id="same")
         await graveyard.amqp.publish(graveyard.dead, BODY)
@@ -541,7 +509,6 @@ async def test_repeats_are_replayed_on_demand(graveyard: Graveyard) -> None:
 async def test_ids_are_remembered_up_to_a_bound(
     graveyard: Graveyard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over the bound a replay forgets the oldest id first, so that its memory does not grow."""
     monkeypatch.setattr(dead_letters, "MAX_REMEMBERED_IDS", 2)
     for message_id in ("a", "b", "c", "b", "a"):
         await graveyard.bury(message_id=message_id)
@@ -552,7 +519,6 @@ async def test_ids_are_remembered_up_to_a_bound(
 
 
 async def test_a_replay_takes_what_is_meant_only(graveyard: Graveyard) -> None:
-    """Filters and --limit choose what is replayed; the rest stays."""
     await graveyard.fill(9)
     tally = await _replay(graveyard, selection=LetterFilter(reasons=["exhausted"]), limit=2)
 
@@ -561,7 +527,6 @@ async def test_a_replay_takes_what_is_meant_only(graveyard: Graveyard) -> None:
 
 
 async def test_a_replay_keeps_to_its_rate(graveyard: Graveyard) -> None:
-    """With a rate of 20 a second, eleven letters take half a second at least."""
     await graveyard.fill(11)
     started = time.monotonic()
     await _replay(graveyard, per_second=20)
@@ -571,7 +536,6 @@ async def test_a_replay_keeps_to_its_rate(graveyard: Graveyard) -> None:
 
 
 async def test_a_replay_without_a_queue_loses_nothing(graveyard: Graveyard) -> None:
-    """When the main queue is missing a replay ends with 1, and every letter is still there."""
     await graveyard.fill(60)
     await graveyard.amqp.channel.queue_delete(graveyard.queue)
     result = await run_program("dlq", "replay", "--yes", settings=graveyard.values)
@@ -623,7 +587,6 @@ async def test_a_killed_replay_loses_nothing(graveyard: Graveyard, launcher: Lau
 async def test_a_stopped_replay_finishes_what_it_has_begun(
     graveyard: Graveyard, launcher: Launcher
 ) -> None:
-    """SIGTERM ends a replay with 1 after what is in hand: nothing is lost, nothing is doubled."""
     ids = await graveyard.fill(300)
     replay = launcher.start("dlq", "replay", "--yes", "--rate", "100", settings=graveyard.values)
     launcher.started.remove(replay)
@@ -652,7 +615,6 @@ async def test_a_stopped_replay_finishes_what_it_has_begun(
 async def test_what_is_discarded_is_in_a_file_of_ours_alone(
     graveyard: Graveyard, tmp_path: Path
 ) -> None:
-    """`dlq discard --yes` writes each letter in full to a file that only we can read."""
     kept = await graveyard.bury("exhausted")
     gone = await graveyard.bury("invalid", body=b"\xff")
     file = tmp_path / "gone.jsonl"
@@ -671,7 +633,6 @@ async def test_what_is_discarded_is_in_a_file_of_ours_alone(
 
 
 async def test_a_discard_names_its_file_for_a_script(graveyard: Graveyard, tmp_path: Path) -> None:
-    """With --json one object says what is gone and where it is written; a failure says so too."""
     await graveyard.bury("invalid")
     file = tmp_path / "gone.jsonl"
     command = ("dlq", "discard", "--json", "--yes", "--to", str(file))
@@ -695,7 +656,6 @@ async def test_a_discard_names_its_file_for_a_script(graveyard: Graveyard, tmp_p
 
 
 async def test_a_file_is_never_overwritten(graveyard: Graveyard, tmp_path: Path) -> None:
-    """When the file exists `dlq discard` ends with 1, and the letters stay."""
     file = tmp_path / "taken.jsonl"
     file.write_text("mine", encoding="ascii")
     await graveyard.bury()
@@ -708,7 +668,6 @@ async def test_a_file_is_never_overwritten(graveyard: Graveyard, tmp_path: Path)
 
 
 async def test_a_discard_only_counts_without_a_yes(graveyard: Graveyard, tmp_path: Path) -> None:
-    """Without --yes nothing is written and nothing is removed."""
     await graveyard.fill(3)
     file = tmp_path / "gone.jsonl"
     command = ("dlq", "discard", "--to", str(file))
@@ -751,7 +710,6 @@ async def test_what_was_removed_does_not_come_back(graveyard: Graveyard) -> None
 async def test_a_killed_discard_loses_nothing(
     graveyard: Graveyard, launcher: Launcher, tmp_path: Path
 ) -> None:
-    """Killed at any point, each letter is in the file or in the queue."""
     ids = await graveyard.fill(1000)
     file = tmp_path / "gone.jsonl"
     discard = launcher.start(

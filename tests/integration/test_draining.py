@@ -55,17 +55,14 @@ class Campaign:
 
     @property
     def dead(self) -> str:
-        """The dead-letter queue."""
         return f"{self.queue}.dead"
 
     @property
     def file(self) -> Path:
-        """Where a drain lists what it moves."""
         return self.folder / "drained.jsonl"
 
     @property
     def settings(self) -> dict[str, object]:
-        """The settings of a process."""
         return {
             "rabbitmq.url": self.url,
             "worker.queue": self.queue,
@@ -74,19 +71,16 @@ class Campaign:
 
     @property
     def topology(self) -> Topology:
-        """The queues that a worker with these settings declares."""
         return worker_topology(
             WorkerSettings.model_validate({"queue": self.queue, "retry_delays": LADDER})
         )
 
     async def declare(self, arguments: dict[str, Any]) -> None:
-        """Make the queues as a worker does, the main one as somebody else may have."""
         for queue in self.topology.queues:
             own = arguments if queue.name == self.queue else queue.arguments
             await self.amqp.channel.declare_queue(queue.name, durable=True, arguments=own)
 
     async def publish(self, count: int, *, queue: str | None = None, **properties: Any) -> None:
-        """Publish requests."""
         for start in range(0, count, 500):
             ids = [uuid.uuid4().hex for _ in range(min(500, count - start))]
             self.ids += ids
@@ -98,22 +92,18 @@ class Campaign:
             )
 
     async def run(self, *options: str) -> CompletedProcess[bytes]:
-        """Run the command to its end."""
         return await run_program(*COMMAND, *options, settings=self.settings)
 
     async def moved(self) -> CompletedProcess[bytes]:
-        """Move all that waits, with success."""
         result = await self.run("--yes", "--file", str(self.file))
         assert result.returncode == 0, result.stderr.decode()
         return result
 
     def listed(self, file: Path | None = None) -> list[dict[str, Any]]:
-        """Read the file of what was moved; a kill may have cut its last line."""
         lines = (file or self.file).read_text(encoding="ascii").splitlines()
         return [json.loads(line) for line in lines if line.endswith("}")]
 
     async def until_at_rest(self, main: int, dead: int) -> None:
-        """Return when main and dead queue have so many messages ready."""
         await self.amqp.until_count(self.queue, main)
         await self.amqp.until_count(self.dead, dead)
 
@@ -122,7 +112,6 @@ class Campaign:
 async def open_campaign(
     amqp: Amqp, url: str, folder: Path, arguments: dict[str, Any]
 ) -> AsyncIterator[Campaign]:
-    """Make the queues of a campaign, and delete them at the end."""
     ours = Campaign(amqp, url, unique("drain"), folder)
     await ours.declare(arguments)
     yield ours
@@ -131,7 +120,6 @@ async def open_campaign(
 
 @pytest.fixture
 async def campaign(amqp: Amqp, amqp_url: str, tmp_path: Path) -> AsyncIterator[Campaign]:
-    """Lend a queue with its ladder and its dead letters."""
     async with open_campaign(amqp, amqp_url, tmp_path, QUORUM) as ours:
         yield ours
 
@@ -142,7 +130,6 @@ async def campaign(amqp: Amqp, amqp_url: str, tmp_path: Path) -> AsyncIterator[C
 async def test_a_dry_run_changes_nothing(
     campaign: Campaign, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without --yes what waits is counted by queue, and not even touched: no redelivery is left."""
     await campaign.publish(3)
     await campaign.publish(2, queue=f"{campaign.queue}.retry.1h")
     monkeypatch.chdir(tmp_path)
@@ -168,7 +155,6 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 async def test_it_counts_for_a_script(campaign: Campaign) -> None:
-    """With --json one object says what waits, what was moved and where that is listed."""
     await campaign.publish(2)
     asked = await campaign.run("--json")
     done = await campaign.run("--json", "--yes", "--file", str(campaign.file))
@@ -206,7 +192,6 @@ async def test_it_counts_for_a_script(campaign: Campaign) -> None:
 async def test_what_is_not_clear_is_refused(
     campaign: Campaign, options: tuple[str, ...], said: str
 ) -> None:
-    """A drain that does not say what it means ends with 2, and changes nothing."""
     await campaign.publish(1)
     yes = () if "--dry-run" in options else ("--yes",)
     result = await run_program("drain", *options, *yes, settings=campaign.settings)
@@ -217,7 +202,6 @@ async def test_what_is_not_clear_is_refused(
 
 
 async def test_where_to_may_be_said(campaign: Campaign) -> None:
-    """`--to-dead`, which says what happens anyway, is accepted as before."""
     await campaign.publish(1)
     result = await campaign.run("--to-dead")
 
@@ -232,7 +216,6 @@ async def test_where_to_may_be_said(campaign: Campaign) -> None:
 async def test_what_waits_becomes_dead_letters(
     amqp: Amqp, amqp_url: str, tmp_path: Path, canaries: Canaries, arguments: dict[str, Any]
 ) -> None:
-    """Each keeps its body, id, expiry and attempts, and says why it is there; the file lists it."""
     published = datetime.now(UTC).replace(microsecond=0)
     ladder = {"sms-bridge-attempts": 2, "sms-bridge-status": 503, "sms-bridge-reason": "timeout"}
     async with open_campaign(amqp, amqp_url, tmp_path, arguments) as campaign:
@@ -297,7 +280,6 @@ async def test_what_waits_becomes_dead_letters(
 async def test_a_replay_brings_them_back(
     launcher: Launcher, service: Service, canaries: Canaries, campaign: Campaign
 ) -> None:
-    """What was drained in a pause is sent after a replay and `resume`, once, with its key."""
     requests = [canaries.request() for _ in range(3)]
     settings = {
         **campaign.settings,
@@ -335,7 +317,6 @@ async def test_a_replay_brings_them_back(
 
 
 async def test_who_waits_for_the_outcome_is_told(amqp: Amqp, campaign: Campaign) -> None:
-    """`reply_to` and the exchange of outcomes get `dead` with the reason, as from a worker."""
     exchange, replies = unique("outcome"), unique("replies")
     queue = await amqp.channel.declare_queue(replies)
     told = await amqp.channel.declare_exchange(exchange, "topic", durable=True)
@@ -360,7 +341,6 @@ async def test_who_waits_for_the_outcome_is_told(amqp: Amqp, campaign: Campaign)
 
 
 async def test_what_somebody_had_may_have_been_sent(campaign: Campaign) -> None:
-    """A message that came back unacked is told, and a replay leaves it out unless asked."""
     await campaign.publish(2)
     async with await aio_pika.connect(campaign.url) as dying:
         channel = await dying.channel()
@@ -376,7 +356,6 @@ async def test_what_somebody_had_may_have_been_sent(campaign: Campaign) -> None:
 
 
 async def test_a_limit_is_kept_to_the_message(campaign: Campaign) -> None:
-    """With --limit exactly so many are moved, and no other was so much as taken."""
     await campaign.publish(MAX_ROUND + 40)
     result = await campaign.run("--yes", "--limit", str(MAX_ROUND), "--file", str(campaign.file))
     left = await campaign.amqp.take_all(campaign.queue)
@@ -388,7 +367,6 @@ async def test_a_limit_is_kept_to_the_message(campaign: Campaign) -> None:
 
 
 async def test_it_ends_while_publishers_go_on(campaign: Campaign) -> None:
-    """What is published meanwhile stays, untouched, and is told; the drain ends all the same."""
     await campaign.publish(CAMPAIGN)
     is_over = asyncio.Event()
 
@@ -415,7 +393,6 @@ async def test_it_ends_while_publishers_go_on(campaign: Campaign) -> None:
 async def test_workers_that_go_on_are_told_of(
     launcher: Launcher, service: Service, canaries: Canaries, campaign: Campaign
 ) -> None:
-    """Beside a worker that sends, each message is either sent or dead, and a pause recommended."""
     requests = [canaries.request() for _ in range(200)]
     settings = {
         **campaign.settings,
@@ -476,7 +453,6 @@ async def _until_given_back(campaign: Campaign) -> None:
 async def test_a_queue_that_another_consumer_has_for_itself(
     campaign: Campaign, arguments: dict[str, Any]
 ) -> None:
-    """Of a queue with a single active consumer nothing comes: it ends with 1 and says why."""
     await campaign.amqp.channel.queue_delete(campaign.queue)
     await campaign.declare(arguments | {"x-single-active-consumer": True})
     await campaign.amqp.channel.set_qos(prefetch_count=1)
@@ -533,7 +509,6 @@ async def test_a_killed_drain_loses_nothing(
 
 
 async def test_a_stopped_drain_gives_nothing_back(campaign: Campaign, launcher: Launcher) -> None:
-    """SIGTERM ends it with 1 after what is in hand: nothing is doubled, nothing redelivered."""
     await campaign.publish(3 * CAMPAIGN)
     command = (*COMMAND, "--yes", "--file", str(campaign.file))
     running = launcher.start(*command, settings=campaign.settings)
@@ -554,7 +529,6 @@ async def test_a_stopped_drain_gives_nothing_back(campaign: Campaign, launcher: 
 
 
 async def test_without_a_place_for_them_nothing_is_taken(campaign: Campaign) -> None:
-    """Without a dead-letter queue it ends with 1 and says what to do, also in a dry run."""
     await campaign.publish(3)
     await campaign.amqp.channel.queue_delete(campaign.dead)
     for options in ((), ("--yes", "--file", str(campaign.file))):
@@ -568,7 +542,6 @@ async def test_without_a_place_for_them_nothing_is_taken(campaign: Campaign) -> 
 
 
 async def test_a_full_dead_letter_queue_gives_back_one(amqp: Amqp, campaign: Campaign) -> None:
-    """A copy that the broker refuses ends it with 1; only the one that was tried goes back."""
     await amqp.channel.queue_delete(campaign.dead)
     full: dict[str, Any] = {"x-max-length": 1, "x-overflow": "reject-publish"}
     await amqp.channel.declare_queue(campaign.dead, durable=True, arguments=full)
@@ -586,7 +559,6 @@ async def test_a_full_dead_letter_queue_gives_back_one(amqp: Amqp, campaign: Cam
 
 
 async def test_a_file_is_never_overwritten(campaign: Campaign) -> None:
-    """When the file exists it ends with 1, and nothing is taken."""
     await campaign.publish(1)
     campaign.file.write_text("mine", encoding="ascii")
     result = await campaign.run("--yes", "--file", str(campaign.file))
@@ -602,7 +574,6 @@ async def test_a_file_is_never_overwritten(campaign: Campaign) -> None:
 async def test_a_missing_permission_is_told(
     managed_broker: Broker, tmp_path: Path, what: str
 ) -> None:
-    """Who may not read the queues is told so, and nothing is moved."""
     with account(managed_broker) as url:
         async with (
             open_amqp(managed_broker.url) as admin,

@@ -16,14 +16,12 @@ KEY = Canaries.key
 
 @pytest.fixture
 def environ() -> dict[str, str]:
-    """Give the program a wide terminal."""
     return make_environ({}) | {"COLUMNS": "200"}
 
 
 def test_a_person_is_led_to_a_configuration(
     tmp_path: Path, environ: dict[str, str], amqp_url: str
 ) -> None:
-    """Wrong answers come again, secrets are not shown, and the end tries the real broker."""
     url = URL(amqp_url)
     # Nobody calls the service itself from a test.
     nowhere = environ | {"SMS_BRIDGE_SMS_API__BASE_URL": "http://127.0.0.1:9"}
@@ -65,7 +63,6 @@ def test_a_person_is_led_to_a_configuration(
 def test_whoever_ends_it_finds_everything_as_it_was(
     tmp_path: Path, environ: dict[str, str], how: str
 ) -> None:
-    """Ctrl-C, the end of the input and SIGINT leave no file, not even the secret that was typed."""
     with typing([*PROGRAM, "init"], folder=tmp_path, environ=environ) as person:
         person.type("host or kubernetes", "\n")
         person.type("Address", "\n")
@@ -88,7 +85,6 @@ def test_whoever_ends_it_finds_everything_as_it_was(
 
 
 def test_for_kubernetes_the_next_steps_are_told(tmp_path: Path, environ: dict[str, str]) -> None:
-    """After the last answer stand the Secrets to make, the installation, and the check."""
     with typing([*PROGRAM, "init", "--preset", "telnyx"], folder=tmp_path, environ=environ) as one:
         one.type("host or kubernetes", "kubernetes\n")
         one.type("Image: ", "registry.example.com/sms-bridge:0.1.0\n")
@@ -106,7 +102,6 @@ def test_for_kubernetes_the_next_steps_are_told(tmp_path: Path, environ: dict[st
 
 
 async def test_a_script_gives_options(tmp_path: Path) -> None:
-    """Without a terminal nothing is asked; what is missing is told, and nothing is overwritten."""
     key, output = tmp_path / "key", tmp_path / "config.yaml"
     key.write_text(KEY)
     options = ("init", f"--output={output}", f"--key-file={key}", "--webhook-secret-file=none")
@@ -134,7 +129,6 @@ async def test_a_script_gives_options(tmp_path: Path) -> None:
 
 
 async def test_a_script_may_have_it_tried(tmp_path: Path, amqp_url: str) -> None:
-    """With --check the end is `check --online`, whose failure is the command's."""
     key, password = tmp_path / "key", tmp_path / "password"
     key.write_text(KEY)
     url = URL(amqp_url)
@@ -154,7 +148,6 @@ async def test_a_script_may_have_it_tried(tmp_path: Path, amqp_url: str) -> None
 
 
 async def test_only_a_host_can_be_tried(tmp_path: Path) -> None:
-    """Nothing on this computer is what the pods will see."""
     done = await run_program("init", "--where=kubernetes", "--check", f"--output={tmp_path}/v.yaml")
 
     assert done.returncode == 2

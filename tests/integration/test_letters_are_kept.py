@@ -60,12 +60,10 @@ class Queues:
 
     @property
     def dead(self) -> str:
-        """The dead-letter queue."""
         return f"{self.main}.dead"
 
     @property
     def settings(self) -> dict[str, object]:
-        """The settings of a process."""
         return {
             "rabbitmq.url": self.url,
             "worker.queue": self.main,
@@ -73,14 +71,12 @@ class Queues:
         }
 
     async def declare(self, queue: str, **arguments: object) -> None:
-        """Make a queue, or make it anew with other arguments."""
         await self.amqp.channel.queue_delete(queue)
         own: dict[str, Any] = {"x-queue-type": "quorum", "x-delivery-limit": LIMIT}
         own |= {name.replace("_", "-"): value for name, value in arguments.items()}
         await self.amqp.channel.declare_queue(queue, durable=True, arguments=own)
 
     async def fill(self, queue: str, count: int, *, body: bytes = BODY) -> None:
-        """Publish messages to a queue, in the order of their ids."""
         ids = [uuid.uuid4().hex for _ in range(count)]
         self.ids += ids
         headers = {"sms-bridge-reason": "refused", "sms-bridge-attempts": 1}
@@ -89,18 +85,14 @@ class Queues:
         )
 
     async def run(self, *command: str) -> CompletedProcess[bytes]:
-        """Run a command to its end."""
         return await run_program(*command, settings=self.settings)
 
     async def fill_up(self, queue: str) -> None:
-        """Publish to a queue until it refuses more."""
         with suppress(DeliveryError):
             while True:
                 await self.amqp.publish(queue, BODY, message_id=uuid.uuid4().hex)
 
     async def until_nobody_takes(self) -> None:
-        """Return when the broker has taken back what somebody held: it has as many as before."""
-
         async def is_so() -> bool:
             facts = [
                 (await self.amqp.channel.declare_queue(queue, passive=True)).declaration_result
@@ -111,7 +103,6 @@ class Queues:
         await eventually(is_so, what="the broker noticed the end")
 
     async def left(self, *queues: str) -> list[str | None]:
-        """Take all that is left in queues."""
         await self.until_nobody_takes()
         return [
             message.message_id for queue in queues for message in await self.amqp.take_all(queue)
@@ -120,7 +111,6 @@ class Queues:
 
 @pytest.fixture
 async def queues(amqp: Amqp, amqp_url: str) -> AsyncIterator[Queues]:
-    """Lend a main queue and its dead letters."""
     ours = Queues(amqp, amqp_url, unique("kept"))
     await ours.declare(ours.main)
     await ours.declare(ours.dead)
@@ -129,7 +119,6 @@ async def queues(amqp: Amqp, amqp_url: str) -> AsyncIterator[Queues]:
 
 
 async def test_a_letter_is_shown_often(queues: Queues) -> None:
-    """`dlq show` of many ids: those before and behind the one that is shown are all there."""
     await queues.fill(queues.dead, LETTERS)
     for number in range(RUNS):
         shown = await queues.run("dlq", "show", queues.ids[number])
@@ -140,7 +129,6 @@ async def test_a_letter_is_shown_often(queues: Queues) -> None:
 
 @asynccontextmanager
 async def _unread(queues: Queues, folder: Path, guard: Guard) -> AsyncIterator[Child]:
-    """List all dead letters until a pipe that nobody reads is full, then close it."""
     pipe = folder / uuid.uuid4().hex
     os.mkfifo(pipe)
     reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -165,7 +153,6 @@ async def _unread(queues: Queues, folder: Path, guard: Guard) -> AsyncIterator[C
 
 
 async def test_a_list_is_cut_short_often(queues: Queues, tmp_path: Path, guard: Guard) -> None:
-    """`dlq list | head`: whoever reads it ends, and all that is not shown is still there."""
     await queues.fill(queues.dead, 2 * LETTERS)
     for _ in range(RUNS):
         async with _unread(queues, tmp_path, guard):
@@ -175,7 +162,6 @@ async def test_a_list_is_cut_short_often(queues: Queues, tmp_path: Path, guard: 
 
 
 async def test_a_list_is_killed_often(queues: Queues, tmp_path: Path, guard: Guard) -> None:
-    """Killed each time with letters in hand, `dlq list` loses none."""
     await queues.fill(queues.dead, 2 * LETTERS)
     for _ in range(RUNS):
         async with _unread(queues, tmp_path, guard) as listing:
@@ -186,7 +172,6 @@ async def test_a_list_is_killed_often(queues: Queues, tmp_path: Path, guard: Gua
 
 
 async def test_a_discard_has_no_file_often(queues: Queues, tmp_path: Path) -> None:
-    """`dlq discard --to` an existing file takes nothing: no letter comes back redelivered."""
     file = tmp_path / "mine"
     file.write_text("mine", encoding="ascii")
     await queues.fill(queues.dead, LETTERS)
@@ -201,7 +186,6 @@ async def test_a_discard_has_no_file_often(queues: Queues, tmp_path: Path) -> No
 
 
 async def test_a_few_are_replayed_often(queues: Queues) -> None:
-    """`dlq replay --limit 1`: each run moves one, and all others are still there."""
     await queues.fill(queues.dead, LETTERS)
     for _ in range(RUNS):
         result = await queues.run("dlq", "replay", "--limit", "1", "--yes")
@@ -212,7 +196,6 @@ async def test_a_few_are_replayed_often(queues: Queues) -> None:
 
 
 async def test_a_full_queue_takes_no_replay_often(queues: Queues) -> None:
-    """`dlq replay` into a full queue ends with 1, and every letter is still there."""
     await queues.declare(queues.main, x_max_length=1, x_overflow="reject-publish")
     await queues.fill_up(queues.main)
     full = await queues.amqp.count(queues.main)
@@ -230,7 +213,6 @@ async def test_a_full_queue_takes_no_replay_often(queues: Queues) -> None:
 async def test_a_full_queue_of_dead_letters_takes_no_drain_often(
     queues: Queues, tmp_path: Path
 ) -> None:
-    """`drain` into a full dead-letter queue ends with 1, and every message still waits."""
     await queues.declare(queues.dead, x_max_length=1, x_overflow="reject-publish")
     await queues.fill_up(queues.dead)
     await queues.fill(queues.main, LETTERS)
@@ -245,7 +227,6 @@ async def test_a_full_queue_of_dead_letters_takes_no_drain_often(
 
 
 async def test_a_full_queue_of_dead_letters_is_looked_at_often(queues: Queues) -> None:
-    """Also where a publisher's copy is refused a letter that was looked at often is renewed."""
     await queues.declare(queues.dead, x_max_length=LETTERS, x_overflow="reject-publish")
     await queues.fill(queues.dead, LETTERS)
     await queues.fill_up(queues.dead)
@@ -270,7 +251,6 @@ async def test_a_full_queue_of_dead_letters_is_looked_at_often(queues: Queues) -
     ids=" ".join,
 )
 async def test_a_look_costs_nothing(queues: Queues, command: tuple[str, ...]) -> None:
-    """What is looked at and not meant is still there, once."""
     await queues.fill(queues.dead, LETTERS)
     for _ in range(RUNS):
         assert (await queues.run("dlq", *command)).returncode == 0
@@ -281,7 +261,6 @@ async def test_a_look_costs_nothing(queues: Queues, command: tuple[str, ...]) ->
 
 @pytest.mark.parametrize("limit", [1, 3])
 async def test_a_low_limit_drops_no_letter(queues: Queues, limit: int) -> None:
-    """Looks at a part and at the whole drop nothing; those at the whole keep the order."""
     await queues.declare(queues.dead, x_delivery_limit=limit)
     await queues.fill(queues.dead, LETTERS)
     for _ in range(limit + 3):
@@ -297,7 +276,6 @@ async def test_a_low_limit_drops_no_letter(queues: Queues, limit: int) -> None:
 
 
 async def test_looks_keep_the_order(queues: Queues) -> None:
-    """Letters that were looked at stay in their order, the oldest first."""
     await queues.fill(queues.dead, 2 * LETTERS)
     for options in (("--limit", "40"), ("--limit", "10000"), ("--reason", "expired")):
         result = await queues.run("dlq", "list", "--json", *options)
@@ -308,7 +286,6 @@ async def test_looks_keep_the_order(queues: Queues) -> None:
 
 
 async def test_looks_at_many_keep_the_order(queues: Queues) -> None:
-    """More nacks go back than RabbitMQ 3 hands a quorum queue at once, 32 letters each."""
     await queues.fill(queues.dead, 1100)
     assert (await queues.run("dlq", "list", "--reason", "expired")).returncode == 0
 
@@ -316,7 +293,6 @@ async def test_looks_at_many_keep_the_order(queues: Queues) -> None:
 
 
 async def test_a_slow_replay_is_killed_often(queues: Queues, launcher: Launcher) -> None:
-    """Killed each time after the first letters, `dlq replay --rate` loses none."""
     await queues.fill(queues.dead, LETTERS)
     for number in range(RUNS):
         command = ("dlq", "replay", "--yes", "--rate", "5")
@@ -336,7 +312,6 @@ async def test_a_slow_replay_is_killed_often(queues: Queues, launcher: Launcher)
 async def test_without_a_place_for_copies_nothing_is_taken(
     managed_broker: Broker, tmp_path: Path
 ) -> None:
-    """Who may not publish is told so by every command, and no message is even touched."""
     async with open_amqp(managed_broker.url) as admin:
         with account(managed_broker, "^$", "^$", ".*") as url:
             queues = Queues(admin, url, unique("kept"))
@@ -386,7 +361,6 @@ sys.exit(code)
 
 
 async def _memory_of(queues: Queues, *command: str) -> int:
-    """Run a command as a user starts it, and return how many bytes of memory it had at most."""
     environ = make_environ(queues.settings)
     args = [sys.executable, "-c", MEASURED, *PROGRAM, *command]
     async with asyncio.timeout(120):

@@ -23,7 +23,6 @@ from tests.integration.conftest import connected, eventually, run_program
 
 @pytest.fixture
 def login(mode: str, managed_broker: Broker, tmp_path: Path) -> Iterator[tuple[Settings, str, str]]:
-    """Make a virtual host and a user as the chart does; give settings and both URLs."""
     values = merged(CI["operators"], nested("config.rabbitmq.topology", mode))
     (permission,) = of_kind(render(values), "Permission").values()
     granted = permission["spec"]["permissions"]
@@ -38,7 +37,6 @@ def login(mode: str, managed_broker: Broker, tmp_path: Path) -> Iterator[tuple[S
 
 
 def topology_of(settings: Settings) -> Topology:
-    """List what both roles need."""
     worker, webhook = worker_topology(settings.worker), webhook_topology(settings.webhook)
     return Topology(
         queues=worker.queues + webhook.queues,
@@ -48,7 +46,6 @@ def topology_of(settings: Settings) -> Topology:
 
 
 async def until_heard(queue: str, url: str) -> None:
-    """Have a worker join the others of its queue, and return when it hears what it says."""
     metrics = WorkerMetrics(new_registry(), queue=queue, retry_queues=[], dead="dead")
     peers = Peers(queue, is_enabled=True, metrics=metrics)
     async with connected(url) as connection:

@@ -41,28 +41,23 @@ class Fleet:
 
     @property
     def queue(self) -> str:
-        """The queue of requests."""
         return str(self.settings["worker.queue"])
 
     async def worker(self, **changed: object) -> Running:
-        """Start a worker."""
         settings = {**self.settings, **{k.replace("__", "."): v for k, v in changed.items()}}
         return await self.launcher.role("worker", settings=settings)
 
     async def run(self, *command: str, **changed: object) -> CompletedProcess[bytes]:
-        """Run a command of the operator's."""
         changed = {k.replace("__", "."): v for k, v in changed.items()}
         base = {"rabbitmq.url": self.launcher.base["rabbitmq.url"], **self.settings}
         return await run_program(*command, settings={**base, **changed})
 
     async def told(self, *command: str, **changed: object) -> str:
-        """Run a command that succeeds, and return what it says."""
         result = await self.run(*command, **changed)
         assert result.returncode == 0, result.stderr.decode()
         return result.stdout.decode().strip()
 
     async def publish(self, count: int, **properties: object) -> None:
-        """Publish requests, each to another number."""
         for _ in range(count):
             request = self.canaries.request()
             self.numbers.append(request["to"])
@@ -73,8 +68,6 @@ class Fleet:
 
     @asynccontextmanager
     async def campaign(self) -> AsyncIterator[None]:
-        """Publish requests all the time."""
-
         async def feed() -> None:
             while not over.is_set():
                 await self.publish(1)
@@ -89,36 +82,29 @@ class Fleet:
             await feeding
 
     async def posts(self) -> list[str]:
-        """Return the number of every POST with one of ours; another test's worker may yet run."""
         answer = await self.http.get(f"{self.service.url}/sandbox/requests")
         made = [request["to"] for request in answer.json()["requests"]]
         return [number for number in made if number in self.numbers]
 
     async def until_posts(self, count: int) -> None:
-        """Return when there were so many."""
-
         async def enough() -> bool:
             return len(await self.posts()) >= count
 
         await eventually(enough, what=f"{count} POSTs")
 
     async def until_each_was_sent_once(self) -> None:
-        """Return when the service has been asked for every number, and for none of them twice."""
         await self.until_posts(len(self.numbers))
         assert sorted(await self.posts()) == sorted(self.numbers)
         assert await self.amqp.count(f"{self.queue}.dead") == 0
 
 
 async def shown(worker: Running) -> tuple[int, str | None, object]:
-    """Return what /readyz says: its status, the reason for a pause, the operator's note."""
     answer = await worker.ask("/readyz")
     facts = answer.json()["worker"]
     return answer.status_code, facts["paused"], facts["paused_by_operator"]
 
 
 async def until_paused(worker: Running, reason: str | None = "operator") -> None:
-    """Return when a worker is paused for this reason."""
-
     async def is_so() -> bool:
         return (await shown(worker))[1] == reason
 
@@ -133,7 +119,6 @@ async def fleet(
     canaries: Canaries,
     service: Service,
 ) -> AsyncIterator[Fleet]:
-    """Make a queue of its own for one test, which nobody has paused at the end."""
     settings: dict[str, object] = {
         "worker.queue": unique("pausing"),
         "worker.retry_delays": ["1s", "2s"],
@@ -167,7 +152,6 @@ async def test_a_campaign_is_stopped(fleet: Fleet) -> None:
 
 
 async def _stop_and_replace_one(fleet: Fleet, workers: Sequence[Running]) -> Running:
-    """Pause, kill the first worker, start another one and return it; nothing is posted."""
     text = await fleet.told("pause", "--reason", REASON)
     paused_at = time.monotonic()
     assert text.startswith(f"an operator has paused every worker of {fleet.queue} since ")
@@ -195,7 +179,6 @@ async def _stop_and_replace_one(fleet: Fleet, workers: Sequence[Running]) -> Run
 
 
 async def test_everybody_is_told(fleet: Fleet) -> None:
-    """`pause` again, `check --online` and `send --wait` name the pause, its reason and its end."""
     worker = await fleet.worker()
     first = await fleet.told("pause", "--reason", "one")
     await until_paused(worker)
@@ -215,7 +198,6 @@ async def test_everybody_is_told(fleet: Fleet) -> None:
 
 
 async def test_two_operators_at_once(fleet: Fleet) -> None:
-    """Whoever is first, both find it paused, and one `resume` ends it."""
     worker = await fleet.worker()
     reasons = ("one", "two")
     results = await asyncio.gather(*(fleet.run("pause", "--reason", one) for one in reasons))
@@ -230,7 +212,6 @@ async def test_two_operators_at_once(fleet: Fleet) -> None:
 
 
 async def test_another_pause_is_on(fleet: Fleet) -> None:
-    """An operator's pause lies over a pause of the worker's own, stops its probes and leaves it."""
     worker = await fleet.worker(sms_api__key="not-the-key")
     await fleet.publish(1)
     await until_paused(worker, "credentials_rejected")
@@ -249,7 +230,6 @@ async def test_another_pause_is_on(fleet: Fleet) -> None:
 
 
 async def test_what_is_in_flight_is_finished(fleet: Fleet) -> None:
-    """A request that is being posted when the pause begins is answered and acked, not repeated."""
     worker = await fleet.worker()
     await fleet.service.misbehave({"to": None, "count": 1, "status": 202, "latency_seconds": 4})
     await fleet.publish(1)
@@ -263,7 +243,6 @@ async def test_what_is_in_flight_is_finished(fleet: Fleet) -> None:
 
 
 async def test_a_paused_worker_is_drained(fleet: Fleet) -> None:
-    """SIGTERM ends a paused worker cleanly, and what waits is there for the next."""
     worker = await fleet.worker()
     await fleet.told("pause")
     await until_paused(worker)
@@ -278,7 +257,6 @@ async def test_a_paused_worker_is_drained(fleet: Fleet) -> None:
 
 
 async def test_expiry_goes_on_counting(fleet: Fleet) -> None:
-    """What expires in a pause is not sent after it."""
     worker = await fleet.worker()
     await fleet.told("pause")
     await until_paused(worker)
@@ -293,7 +271,6 @@ async def test_expiry_goes_on_counting(fleet: Fleet) -> None:
 
 @pytest.mark.parametrize("mode", ["off", "verify"])
 async def test_nothing_has_to_be_declared_before(fleet: Fleet, mode: str) -> None:
-    """Where the bridge declares nothing, workers send as ever, and `pause` works all the same."""
     await fleet.told("topology", "declare", "--role", "worker")
     worker = await fleet.worker(rabbitmq__topology=mode)
     await fleet.publish(1)
@@ -306,7 +283,6 @@ async def test_nothing_has_to_be_declared_before(fleet: Fleet, mode: str) -> Non
 
 
 async def test_pause_by_hand(fleet: Fleet) -> None:
-    """A durable queue of the name, whoever makes it and however, is a pause without a note."""
     worker = await fleet.worker()
     await fleet.amqp.channel.declare_queue(f"{fleet.queue}.paused", durable=True)
     await until_paused(worker)
@@ -328,7 +304,6 @@ async def test_pause_by_hand(fleet: Fleet) -> None:
     ],
 )
 async def test_reasons_that_are_refused(fleet: Fleet, reason: str, why: str) -> None:
-    """A reason that is no short line, or may be personal, is refused and pauses nothing."""
     result = await fleet.run("pause", "--reason", reason)
     assert result.returncode == 2
     assert result.stderr.decode().startswith("sms-bridge: --reason: ")

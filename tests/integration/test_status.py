@@ -45,23 +45,19 @@ class Scene:
 
     @property
     def queue(self) -> str:
-        """The queue of requests."""
         return str(self.settings["worker.queue"])
 
     @property
     def ports(self) -> list[str]:
-        """What names the admin ports of both."""
         return [word for one in (self.worker, self.webhook) for word in ("--admin", port_of(one))]
 
     async def look(self, *options: str, **changed: object) -> CompletedProcess[bytes]:
-        """Run the command."""
         settings = {**self.settings, **{k.replace("__", "."): v for k, v in changed.items()}}
         result = await run_program("status", *options, settings=settings)
         assert self.canaries.found_in((result.stdout + result.stderr).decode()) == set()
         return result
 
     async def read(self, **changed: object) -> dict[str, Any]:
-        """Return what it says as JSON of both ports."""
         result = await self.look("--json", *self.ports, **changed)
         assert result.returncode == 0, result.stderr.decode()
         document: dict[str, Any] = json.loads(result.stdout)
@@ -70,14 +66,12 @@ class Scene:
         return document
 
     async def publish(self, **members: str) -> str:
-        """Publish a request, and return its number."""
         request = self.canaries.request(**members)
         await self.amqp.publish(self.queue, json.dumps(request).encode())
         return request["to"]
 
 
 def port_of(running: Running) -> str:
-    """Name the admin port of a process."""
     return f"localhost:{running.logged('started')[0]['admin_port']}"
 
 
@@ -85,7 +79,6 @@ def port_of(running: Running) -> str:
 async def roles(
     launcher: Launcher, session_service: Service, canaries: Canaries, amqp_url: str
 ) -> tuple[Running, Running, dict[str, object]]:
-    """Start both roles for this file."""
     name = unique("status")
     settings: dict[str, object] = {
         "worker.queue": name,
@@ -108,7 +101,6 @@ async def scene(
     service: Service,
     canaries: Canaries,
 ) -> AsyncIterator[Scene]:
-    """Lend both roles, which nobody has paused at the end."""
     worker, webhook, settings = roles
     scene = Scene(amqp, service, canaries, worker, webhook, settings)
     yield scene
@@ -122,7 +114,6 @@ async def scene(
 
 
 def shape(value: object) -> object:
-    """Return the members of a document, without what they are."""
     if isinstance(value, dict):
         return {name: shape(member) for name, member in value.items()}
     if isinstance(value, list):
@@ -131,7 +122,6 @@ def shape(value: object) -> object:
 
 
 async def test_the_form_of_the_json(scene: Scene) -> None:
-    """Every member that the docs show is there, and no other; numbers and texts are in none."""
     to = await scene.publish()
     await scene.service.until_sent(to)
     await scene.publish(text="")
@@ -176,7 +166,6 @@ async def test_the_form_of_the_json(scene: Scene) -> None:
 
 
 async def test_pauses_are_told(scene: Scene) -> None:
-    """An operator's over the worker's own: each with its since, and both to the worker."""
     await scene.service.misbehave({"status": 401, "count": None})
     await scene.publish()
     await scene.worker.until_metric("sms_bridge_worker_paused", 1, reason="credentials_rejected")
@@ -196,8 +185,6 @@ async def test_pauses_are_told(scene: Scene) -> None:
 
 
 async def test_rates_are_of_the_moment(scene: Scene) -> None:
-    """What is sent while it looks is the rate, of the worker and of all workers."""
-
     async def feed() -> None:
         while True:
             await scene.publish()
@@ -218,7 +205,6 @@ async def test_rates_are_of_the_moment(scene: Scene) -> None:
 
 
 async def test_who_is_silent_is_named(scene: Scene) -> None:
-    """A port that was named and is silent, as a silent broker, ends with 1; the rest is told."""
     silent = await scene.look(*scene.ports, "--admin", "localhost:1")
     nowhere = await scene.look(*scene.ports, rabbitmq__url="amqp://127.0.0.1:1/")
     unasked = await scene.look(admin__port="1")
@@ -234,7 +220,6 @@ async def test_who_is_silent_is_named(scene: Scene) -> None:
 
 
 async def test_names_that_cannot_be_are_refused(scene: Scene) -> None:
-    """One line, and the exit code of a wrong option."""
     result = await scene.look("--admin", "http://localhost:9090")
 
     assert result.returncode == 2
@@ -245,7 +230,6 @@ async def test_names_that_cannot_be_are_refused(scene: Scene) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
 async def test_watching(scene: Scene, tmp_path: Path, number: signal.Signals) -> None:
-    """On a terminal it is drawn again and again, notices a pause, and ends with 0 by Ctrl-C."""
     environ = {**make_environ(scene.settings), "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
     program = [*PROGRAM, "status", "--watch", *scene.ports]
 
@@ -262,7 +246,6 @@ async def test_watching(scene: Scene, tmp_path: Path, number: signal.Signals) ->
 
 
 async def test_watching_on_a_poor_terminal(scene: Scene, tmp_path: Path) -> None:
-    """Where no cursor can be moved one look follows the other; a narrow one cuts nothing off."""
     usual = {**make_environ(scene.settings), "LINES": "40"}
     program = [*PROGRAM, "status", "--watch", *scene.ports]
 
@@ -280,7 +263,6 @@ async def test_watching_on_a_poor_terminal(scene: Scene, tmp_path: Path) -> None
 
 
 async def test_colours(scene: Scene, tmp_path: Path) -> None:
-    """A terminal gets some, unless it has none or its user wants none."""
     usual = make_environ(scene.settings) | {"TERM": "xterm"}
     program = [*PROGRAM, "status", *scene.ports]
 
@@ -298,7 +280,6 @@ async def test_colours(scene: Scene, tmp_path: Path) -> None:
 
 
 async def test_watching_as_lines(scene: Scene, launcher: Launcher) -> None:
-    """With --json each look is a line; it ends with 0, too."""
     watching = launcher.start("status", "--watch", "--json", *scene.ports, settings=scene.settings)
 
     async def has_looked_twice() -> bool:

@@ -33,7 +33,6 @@ def _values(broker: Broker) -> dict[str, object]:
 
 @pytest.fixture
 async def values(managed_broker: Broker) -> AsyncIterator[dict[str, object]]:
-    """Lend names that nobody uses, and free them."""
     values = _values(managed_broker)
     yield values
     name = values["worker.queue"]
@@ -50,7 +49,6 @@ def _verify(broker: Broker, *more: str) -> tuple[str, ...]:
 async def test_imported_definitions_are_what_the_bridge_needs(
     managed_broker: Broker, values: dict[str, object], tmp_path: Path
 ) -> None:
-    """What `show --format definitions` prints can be imported, and then `verify` finds nothing."""
     before = await run_program(*_verify(managed_broker), settings=values)
     # RabbitMQ 3 has no limit to lift, and refuses the policy.
     more = ("--no-policy",) if managed_broker.ctl("version").startswith("3.") else ()
@@ -79,7 +77,6 @@ async def test_imported_definitions_are_what_the_bridge_needs(
 async def test_declare_makes_what_is_missing(
     managed_broker: Broker, values: dict[str, object]
 ) -> None:
-    """`topology declare` makes everything and says so; of one role, only its part."""
     worker = await run_program("topology", "declare", "--role", "worker", settings=values)
     partly = await run_program(*_verify(managed_broker, "--json"), settings=values)
     missing = [one["entity"].split()[0] for one in json.loads(partly.stdout)]
@@ -92,7 +89,6 @@ async def test_declare_makes_what_is_missing(
 async def test_the_broker_takes_the_longest_retry_delay_that_we_do(
     managed_broker: Broker, values: dict[str, object]
 ) -> None:
-    """RabbitMQ takes the longest delay that the configuration allows, and not a second more."""
     values["worker.retry_delays"] = [MAX_RETRY_DELAY_SECONDS]
     declared = await run_program("topology", "declare", "--role", "worker", settings=values)
     name = f"{values['worker.queue']}.retry.3650d"
@@ -108,7 +104,6 @@ async def test_the_broker_takes_the_longest_retry_delay_that_we_do(
 async def test_differences_are_told_one_by_one(
     managed_broker: Broker, values: dict[str, object]
 ) -> None:
-    """`verify` names each argument that differs, ends with 1 and changes nothing."""
     name = str(values["worker.queue"])
     arguments: dict[str, Any] = {"x-queue-type": "quorum", "x-message-ttl": 7000}
     connection = await aio_pika.connect(managed_broker.url)
@@ -132,7 +127,6 @@ async def test_differences_are_told_one_by_one(
 async def test_verify_needs_the_broker_of_the_settings(
     managed_broker: Broker, values: dict[str, object]
 ) -> None:
-    """The management API alone says nothing of a broker that the roles cannot reach."""
     await run_program("topology", "declare", settings=values)
     away = values | {"rabbitmq.url": "amqp://127.0.0.1:9/"}
     result = await run_program(*_verify(managed_broker), settings=away)
@@ -145,7 +139,6 @@ async def test_verify_needs_the_broker_of_the_settings(
 async def test_verify_does_not_take_one_broker_for_another(
     managed_broker: Broker, values: dict[str, object], amqp_url: str
 ) -> None:
-    """What the management API of another broker says is not taken for the settings' own broker."""
     await run_program("topology", "declare", settings=values)
     elsewhere = values | {"rabbitmq.url": amqp_url}
     result = await run_program(*_verify(managed_broker), settings=elsewhere)
@@ -158,7 +151,6 @@ async def test_verify_does_not_take_one_broker_for_another(
 
 
 async def test_nothing_is_asked_of_a_broker_to_show() -> None:
-    """`topology show` needs no broker and no role's settings; JSON and table agree."""
     settings = {"rabbitmq.url": "amqp://127.0.0.1:9/"}
     shown = await run_programs(
         {
@@ -186,7 +178,6 @@ def _topology() -> Topology:
 
 
 def test_custom_resources_say_the_same() -> None:
-    """Each resource has a Kubernetes name of its own and the arguments that the bridge declares."""
     topology = _topology()
     given: dict[str, Any] = {"vhost": "/", "cluster": "rabbit", "namespace": "mq"}
     made = list(custom_resources(topology, policy=False, **given))
@@ -209,7 +200,6 @@ def test_custom_resources_say_the_same() -> None:
 
 
 def test_a_policy_lifts_the_limit_of_every_queue() -> None:
-    """RabbitMQ 4's limit of 20 deliveries is lifted from our queues and no others, if wanted."""
     topology = _topology()
     given: dict[str, Any] = {"vhost": "v", "cluster": "rabbit", "namespace": None}
     (policy,) = definitions(topology, vhost="v", policy=True)["policies"]
@@ -228,7 +218,6 @@ def test_a_policy_lifts_the_limit_of_every_queue() -> None:
 
 
 def test_every_format_lists_everything() -> None:
-    """Table and JSON have each queue, exchange and binding."""
     topology = _topology()
     count = len(topology.declarable) + len(topology.bindings)
 

@@ -42,7 +42,6 @@ from bridge.topology.paused_queue import Note
     ],
 )
 def test_names(text: str, host: str, port: int) -> None:
-    """A name, an address of either kind, each with a port or with the usual one."""
     assert parse_admin_port(text, 9090) == AdminPort(host, port)
 
 
@@ -54,14 +53,12 @@ def test_names(text: str, host: str, port: int) -> None:
     ],
 )
 def test_names_that_cannot_be(text: str) -> None:
-    """Anything else is refused, with the form that is wanted."""
     with pytest.raises(ValueError, match="must be HOST or HOST:PORT"):
         parse_admin_port(text, 9090)
 
 
 @pytest.mark.parametrize(("text", "default"), [("host", 0), ("host:0", 9090)])
 def test_any_free_port_is_no_port(text: str, default: int) -> None:
-    """Where `admin.port` is 0, a name needs its port."""
     with pytest.raises(ValueError, match="needs a port"):
         parse_admin_port(text, default)
 
@@ -71,13 +68,10 @@ def test_any_free_port_is_no_port(text: str, default: int) -> None:
     [("0.0.0.0", "127.0.0.1:9090"), ("::", "[::1]:9090"), ("10.0.0.7", "10.0.0.7:9090")],
 )
 def test_this_computer(host: str, text: str) -> None:
-    """A role that listens on every address is asked on this computer's own."""
     assert str(local_port(AdminSettings(host=host))) == text
 
 
 async def test_a_name_stands_for_all_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each address is asked once; of a process with both kinds, that of IPv4."""
-
     async def look_up(*_: object, **__: object) -> list[tuple[object, ...]]:
         four, six = socket.AF_INET, socket.AF_INET6
         return [
@@ -92,7 +86,6 @@ async def test_a_name_stands_for_all_its_addresses(monkeypatch: pytest.MonkeyPat
 
 
 async def test_a_name_that_nobody_knows() -> None:
-    """A name without an address is told as that."""
     with pytest.raises(BridgeError, match="the name has no address"):
         await addresses_of(AdminPort("nobody.invalid", 9090))
 
@@ -102,8 +95,6 @@ async def test_a_name_that_nobody_knows() -> None:
 
 @asynccontextmanager
 async def answering(answer: bytes) -> AsyncIterator[AdminPort]:
-    """Give a port that answers whatever it is asked."""
-
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(answer)
@@ -114,24 +105,20 @@ async def answering(answer: bytes) -> AsyncIterator[AdminPort]:
 
 
 def http(body: bytes, status: str = "200 OK") -> bytes:
-    """Write an answer."""
     return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 def page(**worker: object) -> bytes:
-    """Write what a worker says of itself."""
     facts = {"queue": "q", "paused": None, **worker}
     return json.dumps({"status": "ok", "checks": {}, "worker": facts}).encode()
 
 
 async def ask(answer: bytes) -> HealthReport:
-    """Read what is said of a role."""
     async with answering(answer) as port, open_client() as client:
         return await read_health(client, port)
 
 
 async def test_what_a_worker_says() -> None:
-    """Pauses with since when and code, the operator's words, and what the service wants."""
     pause = {"reason": "misconfigured", "since": "2030-01-31T03:12:00Z", "status": 404, "code": "7"}
     note = {"reason": "wrong text", "since": "2030-01-31T03:12:00Z"}
     said = page(paused="operator", pauses=[pause], paused_by_operator=note, retry_after_seconds=2.5)
@@ -163,13 +150,11 @@ async def test_what_a_worker_says() -> None:
     ],
 )
 async def test_strangers(answer: bytes) -> None:
-    """Whoever says something else is no role, and nothing of it is shown."""
     with pytest.raises(BridgeError, match=r"^another program answers there$"):
         await ask(answer)
 
 
 async def test_words_that_pause_would_refuse() -> None:
-    """A number in the operator's words is not believed to be from `sms-bridge pause`."""
     note = {"reason": "call +491713920001", "since": "2030-01-31T03:12:00Z"}
     health = await ask(http(page(paused_by_operator=note)))
 
@@ -178,7 +163,6 @@ async def test_words_that_pause_would_refuse() -> None:
 
 
 async def test_an_endless_answer_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No more is read than a role says."""
     monkeypatch.setattr(admin_port, "MAX_ANSWER_BYTES", 1000)
     async with answering(http(b"#" * 1001)) as port, open_client() as client:
         with pytest.raises(BridgeError, match="another program"):
@@ -188,14 +172,12 @@ async def test_an_endless_answer_is_left(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 async def test_no_metrics() -> None:
-    """A page that is not in Prometheus' format is another program's."""
     async with answering(http(b"<html>hello</html>")) as port, open_client() as client:
         with pytest.raises(BridgeError, match="another program"):
             await read_metrics(client, port)
 
 
 async def test_nobody_listens() -> None:
-    """A port at which nobody listens is told as that."""
     async with answering(b"") as port:
         pass
     async with open_client() as client:

@@ -46,7 +46,6 @@ def _references(value: Any) -> list[str]:
 
 
 def test_the_document_has_the_form_of_asyncapi_3() -> None:
-    """The document has the sections and fields of AsyncAPI 3.0, and every reference leads on."""
     document = _document(
         worker={"outcome_exchange": "sms.outcome"},
         webhook={"endpoints": [{"path": "/twilio", "preset": "twilio"}]},
@@ -69,7 +68,6 @@ def test_the_document_has_the_form_of_asyncapi_3() -> None:
 
 
 def test_every_channel_has_the_name_that_is_configured() -> None:
-    """Channels are the queues and exchanges of this configuration, without any password."""
     document = _document(
         rabbitmq={"url": "amqp://user:secret@rabbit.example/tenant"},
         worker={"queue": "out", "retry_delays": ["5s"], "outcome_exchange": "done"},
@@ -117,7 +115,6 @@ def test_every_channel_has_the_name_that_is_configured() -> None:
 def test_the_schema_takes_what_the_worker_takes(
     request_: dict[str, Any], worker: dict[str, Any]
 ) -> None:
-    """A request is valid by the schema exactly when the worker, so configured, takes it."""
     settings = Settings.model_validate({"worker": worker}).worker
     try:
         parse_request(json.dumps(request_).encode(), settings)
@@ -131,7 +128,6 @@ def test_the_schema_takes_what_the_worker_takes(
 
 
 def test_the_event_schema_is_a_json_schema() -> None:
-    """The schema of an event is one, and names the types that are configured."""
     schema = event_schema(Settings.model_validate({"webhook": {"event_types": ["a.b"]}}))
     jsonschema.Draft202012Validator.check_schema(schema)
 
@@ -141,7 +137,6 @@ def test_the_event_schema_is_a_json_schema() -> None:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_examples_of_routing_keys_are_routing_keys(preset: str) -> None:
-    """What the schema of an event gives as examples is valid by it, whatever the service."""
     endpoint = {"path": "/a", "preset": preset}
     schema = event_schema(Settings.model_validate({"webhook": {"endpoints": [endpoint]}}))
     known = schema["properties"]["routing_key"]
@@ -162,7 +157,6 @@ def test_examples_of_routing_keys_are_routing_keys(preset: str) -> None:
 def test_events_have_the_content_types_of_the_services(
     presets: list[str], content_types: set[str]
 ) -> None:
-    """A form is published as it came, so a subscriber to a service that sends forms is told."""
     endpoints = [{"path": f"/{preset}", "preset": preset} for preset in presets]
     document = _document(webhook={"endpoints": endpoints})
     messages = [
@@ -175,7 +169,6 @@ def test_events_have_the_content_types_of_the_services(
 
 
 def test_every_header_that_may_be_set_is_described() -> None:
-    """The document has each header that a publisher may set."""
     described = {field.alias for field in RequestHeaders.model_fields.values() if field.alias}
 
     assert described == {*envelope._SETTINGS}

@@ -20,7 +20,6 @@ from bridge.amqp.properties import Properties
     ids=["all", "reason", "id", "older", "newer", "both"],
 )
 def test_a_filter_says_which_letters_are_meant(wanted: LetterFilter, taken: set[str]) -> None:
-    """Reason, id and age choose; a letter without a moment of death has no age to go by."""
     letters = {
         "a": _letter("a", "refused", dead_at=800),
         "b": _letter("b", "expired", dead_at=990),

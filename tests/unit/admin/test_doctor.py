@@ -21,7 +21,6 @@ Check = Callable[[SetUp], Awaitable[list[Finding]]]
 
 
 def test_every_check_is_listed() -> None:
-    """A check that somebody wrote and did not list would never be made."""
     modules = [
         importlib.import_module(f"{checks.__name__}.{module.name}")
         for module in pkgutil.iter_modules(checks.__path__)
@@ -61,7 +60,6 @@ async def _no_broker(*_: object) -> Connected:
 
 
 def _examine(monkeypatch: pytest.MonkeyPatch, **made: Check) -> list[Finding]:
-    """Make these checks of a set-up without a broker, on a clock that leaps."""
     monkeypatch.setattr(doctor, "connect", _no_broker)
     monkeypatch.setattr(doctor, "ELSEWHERE", made)
     with asyncio.Runner(loop_factory=LeapingLoop) as runner:
@@ -80,7 +78,6 @@ def _examine(monkeypatch: pytest.MonkeyPatch, **made: Check) -> list[Finding]:
 def test_a_check_that_fails_takes_nothing_from_the_others(
     monkeypatch: pytest.MonkeyPatch, check: Check, text: str
 ) -> None:
-    """A check that hangs or raises is told under its name, in its place among the others."""
     found = _examine(monkeypatch, before=_pass, broken=check, after=_pass)
 
     assert [(one.subject, one.result) for one in found] == [
@@ -92,6 +89,5 @@ def test_a_check_that_fails_takes_nothing_from_the_others(
 
 
 def test_a_wrong_configuration_ends_the_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a start would refuse is no finding: it is raised, as a start does."""
     with pytest.raises(ConfigError, match="cannot be read"):
         _examine(monkeypatch, broken=_raise(ConfigError("sms_api.ca_file: cannot be read")))

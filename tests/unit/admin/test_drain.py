@@ -21,7 +21,6 @@ def drained(
     max_bytes: int = MAX_BYTES,
     **properties: Any,
 ) -> DrainedMessage:
-    """Drain a message with these headers."""
     given = Properties(**({"message_id": "m-1", "headers": headers} | properties))
     return drain_message(
         TakenMessage(7, redelivered, given, BODY), "wrong text", queue="q", max_bytes=max_bytes
@@ -29,12 +28,10 @@ def drained(
 
 
 def headers_of(message: DrainedMessage) -> dict[str, Any]:
-    """Return the headers of its copy."""
     return dict(message.properties.headers or {})
 
 
 def test_a_message_that_nobody_had_has_no_attempts() -> None:
-    """What waits for its first delivery is a dead letter without an attempt, certain or not."""
     headers = headers_of(drained())
 
     assert headers["sms-bridge-reason"] == "drained"
@@ -44,7 +41,6 @@ def test_a_message_that_nobody_had_has_no_attempts() -> None:
 
 
 def test_what_waited_for_a_retry_keeps_its_past() -> None:
-    """Attempts, status, code and first delivery are those of the copy on the ladder."""
     past = {
         "sms-bridge-reason": "uncertain",
         "sms-bridge-detail": "the SMS API answered 500",
@@ -66,7 +62,6 @@ def test_what_waited_for_a_retry_keeps_its_past() -> None:
 
 @pytest.mark.parametrize("attempts", [0, 1])
 def test_what_somebody_had_counts_as_uncertain(attempts: int) -> None:
-    """One that came back unacked may have been sent, and no attempt is counted for it."""
     own = {"sms-bridge-attempts": attempts, "sms-bridge-uncertain-attempts": attempts}
     message = drained(own if attempts else None, redelivered=True)
     headers = headers_of(message)
@@ -77,7 +72,6 @@ def test_what_somebody_had_counts_as_uncertain(attempts: int) -> None:
 
 
 def test_headers_that_nobody_can_read_stay() -> None:
-    """A message that a worker would find invalid is moved all the same, as it is."""
     headers = headers_of(drained({"sms-bridge-not-before": "soon", "sms-bridge-expiry": 7}))
 
     assert (headers["sms-bridge-not-before"], headers["sms-bridge-expiry"]) == ("soon", 7)
@@ -85,7 +79,6 @@ def test_headers_that_nobody_can_read_stay() -> None:
 
 
 def test_headers_that_fit_no_frame_go() -> None:
-    """What no frame holds is published with the bridge's own headers."""
     headers = headers_of(drained({"large": "x" * 5000}, max_bytes=4096))
 
     assert "large" not in headers
@@ -93,7 +86,6 @@ def test_headers_that_fit_no_frame_go() -> None:
 
 
 def test_the_record_has_nothing_personal() -> None:
-    """The file has id, queue, moments and size; no number, no text, no header of the publisher."""
     published = datetime(2026, 11, 22, 15, tzinfo=UTC)
     own = {
         "sms-bridge-not-before": 1_800_000_000,

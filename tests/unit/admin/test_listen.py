@@ -39,7 +39,6 @@ def _refuse(constant: str) -> NoReturn:
     ],
 )
 def test_a_body_that_is_no_json_is_shown_as_text(body: bytes, shown: object) -> None:
-    """A body that is too deep, or holds what JSON has not, is text; the line stays JSON."""
     message: Any = Event(body)
     line = json.dumps(_event(message))
 

@@ -16,14 +16,12 @@ BODY = json.dumps({"to": "+491713920001", "from": "Acme", "text": "Hi"})
 
 
 def rendered(preset: str, body: str = BODY, worker: Any = None, **api: Any) -> Rendering:
-    """Render a body in a preset's shape."""
     needed = {"preset": preset, "account": "AC1", "key": KEY, "base_url": "https://api.example.com"}
     return render(Settings.model_validate({"sms_api": needed | api, "worker": worker or {}}), body)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_no_secret_is_shown(preset: Preset) -> None:
-    """Every preset's request is shown, and the key in it is not."""
     shown = rendered(preset)
     secrets = [value for value in shown.headers.values() if "***" in value]
 
@@ -44,12 +42,10 @@ def test_no_secret_is_shown(preset: Preset) -> None:
     ids=["bearer", "basic", "prefix", "header"],
 )
 def test_how_the_key_is_sent_is_shown(api: dict[str, Any], shown: tuple[str, str]) -> None:
-    """What stands before a secret is shown, for it is often what is wrong."""
     assert shown in rendered("generic", **api).headers.items()
 
 
 def test_constant_header_is_masked() -> None:
-    """What a header is set to may be a secret, and its name says enough."""
     shown = rendered("generic", request={"headers": {"X-Tenant": "acme 1"}})
 
     assert shown.headers["X-Tenant"] == "***"
@@ -62,7 +58,6 @@ def test_constant_header_is_masked() -> None:
 def test_secret_in_the_body_is_masked(
     tmp_path: Path, body: str, shown: str, scheme: str, *, in_file: bool
 ) -> None:
-    """A key that goes into the body is written as a mask, whatever form it would have there."""
     (tmp_path / "key").write_text(KEY)
     fields = {"/k": "<{secret}>", "/a": "{account}", "/t": "{to}{text}"}
     key: dict[str, Any] = {"key": None, "key_file": tmp_path / "key"} if in_file else {}
@@ -75,13 +70,11 @@ def test_secret_in_the_body_is_masked(
 
 
 def test_key_that_cannot_be_used_is_told() -> None:
-    """The masked request is not shown for a worker that could not start."""
     with pytest.raises(ConfigError, match=r"^sms_api\.key_file: "):
         rendered("generic", key=None, key_file="/nowhere")
 
 
 def test_every_answer_and_code_is_listed() -> None:
-    """There is a row for each example, and one for each code without one."""
     answers = rendered("twilio").answers
 
     assert ("refused" in answers[1].becomes, answers[1].code, answers[1].status) == (
@@ -108,7 +101,6 @@ def test_every_answer_and_code_is_listed() -> None:
     ],
 )
 def test_what_is_uncertain(preset: str, worker: dict[str, str], becomes: str) -> None:
-    """What becomes of an uncertain attempt is what the policy says."""
     answers = rendered(preset, worker=worker).answers
 
     assert next(a for a in answers if a.status == 500).becomes.startswith(becomes)
@@ -123,7 +115,6 @@ def test_what_is_uncertain(preset: str, worker: dict[str, str], becomes: str) ->
     ],
 )
 def test_what_is_no_request_is_told(body: str, told: str) -> None:
-    """A body that the worker would not send is told with the reason, and nothing of it."""
     with pytest.raises(ConfigError) as caught:
         rendered("generic", body)
 
@@ -131,7 +122,6 @@ def test_what_is_no_request_is_told(body: str, told: str) -> None:
 
 
 def test_answers_may_be_given() -> None:
-    """Of an answer that is given it is said what becomes of it, and nothing is said of others."""
     settings = Settings.model_validate(
         {
             "sms_api": {
@@ -156,14 +146,12 @@ def test_answers_may_be_given() -> None:
 
 @pytest.mark.parametrize("answer", ["", "sent", "600", "20", '{"status": 200}'])
 def test_what_is_no_answer_is_told(answer: str) -> None:
-    """An answer without a status is told to have none."""
     settings = Settings.model_validate({"sms_api": {"base_url": "https://a", "key": "k"}})
     with pytest.raises(ConfigError, match="--answer: must be a status and"):
         render(settings, BODY, [answer])
 
 
 def test_a_status_that_stands_for_a_code_is_listed_once() -> None:
-    """A status among the errors is the row of its example, and no code besides."""
     answers = rendered("android-sms-gateway").answers
 
     assert [(a.status, a.code) for a in answers if a.becomes == "tried again later"] == [
@@ -172,7 +160,6 @@ def test_a_status_that_stands_for_a_code_is_listed_once() -> None:
 
 
 def test_a_code_that_means_yes_is_no_error() -> None:
-    """What `accepted.values` have is not listed as an error of the same place: none is judged."""
     answers = rendered("vonage-sms", response={"errors": {"0": "refused", "98": "refused"}}).answers
 
     assert {a.code for a in answers} & {"0", "98"} == {"98"}

@@ -44,17 +44,14 @@ GOOD_METRICS: Final = f'{SENT}{{outcome="sent",reason="none"}} 7\n'
 
 
 def worker(**facts: Any) -> str:
-    """Write what a worker says of itself."""
     return json.dumps({"status": "ok", "checks": {}, "worker": {"queue": "q", **facts}})
 
 
 def pause(**facts: Any) -> str:
-    """Write what a paused worker says of itself."""
     return worker(paused="outage", pauses=[{"reason": "outage", **facts}])
 
 
 def note(since: object) -> str:
-    """Write what a worker says that an operator has paused."""
     return worker(paused="operator", paused_by_operator={"reason": None, "since": since})
 
 
@@ -134,14 +131,11 @@ METRICS: Final = {
 
 @pytest.fixture(autouse=True)
 def two_readings_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do not wait a second for the second reading."""
     monkeypatch.setattr(status, "RATE_SECONDS", 0.01)
 
 
 @asynccontextmanager
 async def a_role(answer: Callable[[str], bytes]) -> AsyncIterator[AdminPort]:
-    """Give the admin port of a role that answers with these pages."""
-
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")
@@ -164,7 +158,6 @@ def _refuse(constant: str) -> None:
     ],
 )
 async def test_odd_answers(health: str, metrics: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Both formats are printed, the JSON is JSON, and nothing in them is a number or obeyed."""
     pages = {"/readyz": health, "/metrics": metrics}
     async with a_role(lambda page: pages[page].encode("utf-8", "surrogateescape")) as port:
         found = await StatusReader(SETTINGS, [port]).read()
@@ -182,8 +175,6 @@ async def test_odd_answers(health: str, metrics: str, capsys: pytest.CaptureFixt
 
 
 def counting(asked: list[str]) -> Callable[[str], bytes]:
-    """Answer as a worker that has sent one message more each time."""
-
     def answer(page: str) -> bytes:
         asked.append(page)
         if page == "/readyz":
@@ -194,7 +185,6 @@ def counting(asked: list[str]) -> Callable[[str], bytes]:
 
 
 async def test_the_first_time_a_port_is_asked_twice() -> None:
-    """A rate needs two readings: both are made the first time; later the last one counts."""
     asked: list[str] = []
     async with a_role(counting(asked)) as port:
         reader = StatusReader(SETTINGS, [port])
@@ -211,7 +201,6 @@ async def test_the_first_time_a_port_is_asked_twice() -> None:
 
 
 async def test_an_address_is_asked_once() -> None:
-    """Two names of one address are one process; a name without an address is reported."""
     asked: list[str] = []
     async with a_role(counting(asked)) as port:
         names = [AdminPort(host, port.port) for host in ("localhost", port.host, "nobody.invalid")]
@@ -223,8 +212,6 @@ async def test_an_address_is_asked_once() -> None:
 
 
 async def test_a_name_of_too_many_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More addresses than there can be workers are refused, and none is asked."""
-
     async def addresses(name: AdminPort) -> list[AdminPort]:
         return [AdminPort(f"127.0.{n // 256}.{n % 256}", name.port) for n in range(MAX_PORTS + 1)]
 
@@ -252,7 +239,6 @@ def reading(
     draining: bool = False,
     **counted: float,
 ) -> Reading:
-    """Make a worker's reading; `counted` are deliveries by outcome."""
     lines = [
         f'sms_bridge_worker_messages_processed_total{{outcome="{outcome}",reason="r"}} {count}'
         for outcome, count in counted.items()
@@ -271,19 +257,16 @@ def reading(
 
 
 def described(now: Reading, before: Reading | None = None) -> ProcessReport:
-    """Describe a role as one of our queue."""
     return describe(NAME, PORT, now, before, QUEUES).report
 
 
 def described_worker(now: Reading, before: Reading | None = None) -> WorkerReport:
-    """Describe a worker."""
     found = described(now, before).worker
     assert found is not None
     return found
 
 
 def test_rates_are_of_the_time_between() -> None:
-    """What was counted between two readings, each second."""
     before = reading(10.0, sent=100, retried=10, dead=1)
     now = reading(12.0, sent=300, retried=15, dead=2)
 
@@ -298,7 +281,6 @@ def test_rates_are_of_the_time_between() -> None:
 
 
 def test_another_process_has_no_rate() -> None:
-    """The first reading of a process, after its start or a restart, says no rate."""
     now = reading(12.0, sent=1)
 
     assert described_worker(now).rates is None
@@ -306,7 +288,6 @@ def test_another_process_has_no_rate() -> None:
 
 
 def test_a_worker_of_another_queue_is_not_counted() -> None:
-    """It answers, but is not what was asked for, and is told as that."""
     found = described(reading(queue="another", sent=7))
 
     assert found.fault == "a worker of another queue answers"
@@ -314,7 +295,6 @@ def test_a_worker_of_another_queue_is_not_counted() -> None:
 
 
 def test_what_fails_is_told() -> None:
-    """The checks that fail, the version, and whether it is connected."""
     found = described(reading(draining=True))
 
     assert (found.name, found.address) == ("workers:9090", "10.0.0.7:9090")
@@ -323,7 +303,6 @@ def test_what_fails_is_told() -> None:
 
 
 def test_the_age_of_the_oldest() -> None:
-    """How long ago the oldest one in hand was published; none is in hand at zero."""
     name = "sms_bridge_worker_oldest_held_message_timestamp_seconds"
     held = reading()._replace(scrape=Scrape(f"{name} {time.time() - 90}\n"))
     none = reading()._replace(scrape=Scrape(f"{name} 0\n"))
@@ -336,8 +315,6 @@ EVENTS = 'sms_bridge_webhook_events_total{{event_type="t",outcome="{}"}} {}\n'
 
 
 def test_a_receiver() -> None:
-    """Webhooks by what became of them: published, refused, failed; a repeat is none of these."""
-
     def page(count: int) -> Scrape:
         outcomes = ("published", "unparsed", "duplicate", "invalid_signature", "overloaded")
         return Scrape("".join(EVENTS.format(outcome, count) for outcome in outcomes))
@@ -364,7 +341,6 @@ RATES = RatesReport(sent_per_second=1.5, retried_per_second=0.1, dead_per_second
 
 
 def seen(at: float, ready: int | None, note: Note | None = None, **facts: Any) -> DescribedProcess:
-    """Describe a worker that has read the queues at some moment."""
     page = f"sms_bridge_worker_queue_stats_timestamp_seconds {at}\n"
     if ready is not None:
         page += f'sms_bridge_worker_queue_messages_ready{{queue="q"}} {ready}\n'
@@ -379,12 +355,10 @@ def seen(at: float, ready: int | None, note: Note | None = None, **facts: Any) -
 
 
 def sizes(found: Status) -> list[tuple[bool | None, int | None, int | None]]:
-    """Return what is known of each queue."""
     return [(one.exists, one.ready, one.consumers) for one in found.queues]
 
 
 def test_queues_as_a_worker_saw_them() -> None:
-    """Without the broker the status has the last reading of the workers, and its time."""
     workers = [seen(1_900_000_000, 5), seen(1_900_000_060, 6), seen(0, None)]
     found = put_together(QUEUES, SILENT, None, workers)
 
@@ -394,7 +368,6 @@ def test_queues_as_a_worker_saw_them() -> None:
 
 
 def test_the_broker_has_the_last_word() -> None:
-    """Its sizes and its pause count, not those that a worker has not heard of yet."""
     view = QueueView(1_900_000_000, [QUEUES[0].model_copy(update={"ready": 7})], False)
     resumed = put_together(QUEUES, ANSWERS, view, [seen(1_900_000_060, 99, NOTE)])
     paused = put_together(QUEUES, ANSWERS, view._replace(is_paused=True, note=NOTE), [seen(0, 0)])
@@ -405,7 +378,6 @@ def test_the_broker_has_the_last_word() -> None:
 
 
 def test_without_the_broker_a_worker_tells_of_a_pause() -> None:
-    """A worker that obeys it knows; that no worker does proves nothing."""
     obeying = put_together(QUEUES, SILENT, None, [seen(0, 0), seen(1, 0, NOTE)])
     view = QueueView(1_900_000_000, QUEUES)
     unsure = put_together(QUEUES, ANSWERS, view, [seen(1, 0, NOTE)])
@@ -417,7 +389,6 @@ def test_without_the_broker_a_worker_tells_of_a_pause() -> None:
 
 
 def test_nothing_is_made_up() -> None:
-    """If nobody answers, everything is unknown, and no zero is printed."""
     found = put_together(QUEUES, SILENT, None, [])
 
     assert (found.queues_from, found.queues_at) == (None, None)
@@ -427,7 +398,6 @@ def test_nothing_is_made_up() -> None:
 
 
 def test_workers_are_added_up() -> None:
-    """Rates and dead letters of all workers, and the oldest message that any of them holds."""
     workers = [
         seen(0, 0, rates=RATES, dead={"refused": 2}, oldest_seconds=3.0, stored=7, returned=2),
         seen(0, 0, rates=RATES, dead={"refused": 1, "invalid": 4}, oldest_seconds=9.0, returned=4),

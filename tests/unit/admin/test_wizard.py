@@ -27,7 +27,6 @@ UNSIGNED = {"vonage-sms", "infobip", "httpsms"}
 
 
 def answers(preset: Preset, folder: Path, **other: str) -> Answers:
-    """Answer all that is asked for a preset on a host."""
     files = {"key": "Canary7Key", "webhook": PUBLIC_KEY, "password": "Canary7Password"}
     for name, text in files.items():
         (folder / name).write_text(text)
@@ -52,13 +51,11 @@ def answers(preset: Preset, folder: Path, **other: str) -> Answers:
 
 
 def ask(preset: Preset) -> dict[str, tuple[str, str | None]]:
-    """Return what is asked for a preset on a host: explanations and defaults by name."""
     given: Answers = {"where": "host", "broker": "amqp://h/", "preset": preset, "key-file": "/k"}
     return {one.name: (one.explanation, one.default) for one in questions(given)}
 
 
 def written(given: Answers, folder: Path) -> tuple[str, Settings]:
-    """Write the document of these answers, and load it."""
     path = folder / "config.yaml"
     path.write_text(write_document(given))
     return path.read_text(), load_settings(path, {})
@@ -66,7 +63,6 @@ def written(given: Answers, folder: Path) -> tuple[str, Settings]:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_both_roles_could_start_with_it(tmp_path: Path, preset: Preset) -> None:
-    """It is loaded as written, it says all that was answered, and neither role lacks anything."""
     text, settings = written(answers(preset, tmp_path), tmp_path)
     (endpoint,) = settings.webhook.all_endpoints
 
@@ -86,7 +82,6 @@ def test_both_roles_could_start_with_it(tmp_path: Path, preset: Preset) -> None:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_the_worker_could_start_alone(tmp_path: Path, preset: Preset) -> None:
-    """Without webhooks the webhook role is not configured at all, and the worker is."""
     alone = answers(preset, tmp_path, **{"webhook-secret-file": "none"})
     text, settings = written(alone, tmp_path)
     missing = check_roles(settings, ["worker", "webhook"])
@@ -97,7 +92,6 @@ def test_the_worker_could_start_alone(tmp_path: Path, preset: Preset) -> None:
 
 
 def test_what_a_proxy_signs_is_said(tmp_path: Path) -> None:
-    """Where the preset knows no signature, it is written out and explained."""
     for preset in PRESETS:
         text, settings = written(answers(preset, tmp_path), tmp_path)
         is_by_proxy = "# How a proxy in front signs the webhooks that it has checked.\n" in text
@@ -107,7 +101,6 @@ def test_what_a_proxy_signs_is_said(tmp_path: Path) -> None:
 
 
 def test_paths_and_names_of_any_kind_stay_what_they_are(tmp_path: Path) -> None:
-    """What YAML would take for something else is quoted."""
     odd = tmp_path / "a b: #c, [d] 'e' ü"
     odd.mkdir()
     _, settings = written(answers("plivo", odd, account="1e3", **{"broker-user": "null"}), odd)
@@ -119,7 +112,6 @@ def test_paths_and_names_of_any_kind_stay_what_they_are(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_the_questions_use_the_words_of_the_service(preset: Preset) -> None:
-    """Every setting that the preset needs is asked for by the service's own name for it."""
     asked = ask(preset)
     told = " ".join(explanation for explanation, _ in asked.values())
 
@@ -130,7 +122,6 @@ def test_the_questions_use_the_words_of_the_service(preset: Preset) -> None:
 
 
 def test_services_without_a_signature_default_to_no_webhooks() -> None:
-    """Enter means none where nothing could be verified, and the key where that signs too."""
     defaults = {preset: ask(preset)["webhook-secret-file"][1] for preset in PRESETS}
 
     assert {preset for preset in PRESETS if defaults[preset] == "none"} == UNSIGNED
@@ -151,7 +142,6 @@ def test_services_without_a_signature_default_to_no_webhooks() -> None:
     ],
 )
 def test_a_wrong_answer_is_refused(name: str, value: str, why: str) -> None:
-    """Each fault names the option and the remedy, and quotes no value."""
     with pytest.raises(ConfigError, match=why) as caught:
         check_answer(name, {"where": "kubernetes", name: value}, {})
 
@@ -171,12 +161,10 @@ def test_a_wrong_answer_is_refused(name: str, value: str, why: str) -> None:
     ],
 )
 def test_a_right_answer_is_taken(name: str, value: str) -> None:
-    """Names as Kubernetes and registries have them are right."""
     check_answer(name, {"where": "kubernetes", name: value}, {})
 
 
 def test_a_secret_is_checked_before_its_file_is_written() -> None:
-    """The text for a new file is judged as the role would, and is not repeated in the fault."""
     given = {"where": "host", "broker": "amqp://h/", "preset": "telnyx", "key-file": "/new/key"}
 
     check_answer("key-file", given, {Path("/new/key"): "good-key"})
@@ -196,12 +184,10 @@ def test_a_secret_is_checked_before_its_file_is_written() -> None:
     ],
 )
 def test_an_image_is_split(image: str, parts: tuple[str, str, str, str]) -> None:
-    """The chart has a value for registry, repository, tag and digest."""
     assert tuple(split_image(image).values()) == parts
 
 
 def test_a_secret_is_made_once_with_all_its_keys() -> None:
-    """Two values in one Secret make one command, and none makes nothing."""
     one = {
         "broker-secret-name": "rabbitmq",
         "key-secret-name": "twilio/auth-token",
@@ -215,12 +201,10 @@ def test_a_secret_is_made_once_with_all_its_keys() -> None:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Read all files of a folder, hidden ones too."""
     return {path.name: path.read_text() for path in folder.iterdir()}
 
 
 def test_each_file_has_its_mode(tmp_path: Path) -> None:
-    """A secret is readable by its owner alone; the configuration by everybody."""
     write_files({tmp_path / "key": "k"}, tmp_path / "config.yaml", "c\n", replaces=False)
 
     assert contents(tmp_path) == {"key": "k\n", "config.yaml": "c\n"}
@@ -230,7 +214,6 @@ def test_each_file_has_its_mode(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("replaces", [True, False])
 def test_a_file_that_exists_stops_all(tmp_path: Path, *, replaces: bool) -> None:
-    """A secret is never replaced, and the configuration stays as it was."""
     (tmp_path / "config.yaml").write_text("mine")
     (tmp_path / "key").write_text("mine")
     secrets = {tmp_path / "other": "k"} | ({tmp_path / "key": "k"} if replaces else {})
@@ -242,7 +225,6 @@ def test_a_file_that_exists_stops_all(tmp_path: Path, *, replaces: bool) -> None
 
 
 def test_a_configuration_is_replaced_where_that_is_wanted(tmp_path: Path) -> None:
-    """The new one takes the place of the old one, with the mode of the old one."""
     (tmp_path / "config.yaml").write_text("old")
     (tmp_path / "config.yaml").chmod(0o600)
     write_files({}, tmp_path / "config.yaml", "new", replaces=True)
@@ -252,7 +234,6 @@ def test_a_configuration_is_replaced_where_that_is_wanted(tmp_path: Path) -> Non
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    """Nothing is left of the other files."""
     missing = tmp_path / "no folder" / "config.yaml"
 
     with pytest.raises(BridgeError, match=r"config\.yaml: cannot be written: No such file"):
@@ -262,8 +243,6 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 def test_an_interruption_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C between two files takes the first back."""
-
     def interrupted(_self: Path, _target: Path) -> None:
         raise KeyboardInterrupt
 

@@ -14,7 +14,6 @@ from bridge.worker.fates import PauseReason
 
 
 async def ask(body: bytes | None, host: str = "127.0.0.1") -> PauseFacts | str:
-    """Ask a port that gives this answer, or none; return the deciding pause, if any."""
     asked = asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -36,19 +35,16 @@ async def ask(body: bytes | None, host: str = "127.0.0.1") -> PauseFacts | str:
 
 
 def page(**worker: object) -> bytes:
-    """Write what a worker answers."""
     return json.dumps({"status": "ok", "checks": {}, "worker": worker}).encode()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 async def test_reason_of_a_paused_worker(host: str) -> None:
-    """The reason is the worker's own, wherever it listens on this computer."""
     pause = PauseFacts(reason="outage")
     assert await ask(page(queue="sms.outbound", paused="outage"), host) == pause
 
 
 async def test_worker_that_is_not_paused() -> None:
-    """A worker that is not paused is told from none."""
     assert await ask(page(queue="sms.outbound", paused=None)) == "not paused"
 
 
@@ -70,12 +66,10 @@ async def test_worker_that_is_not_paused() -> None:
     ],
 )
 async def test_no_reason_is_made_up(body: bytes) -> None:
-    """Whatever else answers there tells of no pause."""
     assert await ask(body) == "no worker"
 
 
 async def test_silence_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A port that answers nothing is not waited for."""
     monkeypatch.setattr(admin_port, "ANSWER_SECONDS", 0.5)
 
     assert await ask(None) == "no worker"
@@ -91,7 +85,6 @@ async def test_silence_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 async def test_the_queue_that_refuses_is_named(fault: str, text: str) -> None:
-    """Where RabbitMQ does not store a copy, the cause names the queue, and the remedy fits."""
     pause = {"reason": "broker_blocked", "queue": "q.dead", "fault": fault}
     told = await ask(page(queue="sms.outbound", paused="broker_blocked", pauses=[pause]))
 
@@ -101,7 +94,6 @@ async def test_the_queue_that_refuses_is_named(fault: str, text: str) -> None:
 
 @pytest.mark.parametrize("reason", get_args(PauseReason))
 def test_every_reason_is_explained(reason: PauseReason) -> None:
-    """Each reason for a pause has a cause and a remedy."""
     text, remedy = explain_local_pause(PauseFacts(reason=reason))
 
     assert text.startswith(f"the worker on this computer is paused ({reason}): ")

@@ -15,12 +15,10 @@ from bridge.cli.catalogue import ENTRIES, Catalogue
 
 @pytest.mark.parametrize("name", ENTRIES)
 def test_each_command_is_found(name: str) -> None:
-    """A command is in the module that the catalogue names, under its name there."""
     assert Catalogue()[name].name == name
 
 
 def test_no_command_is_missing() -> None:
-    """What a module of the package makes a command of is in the catalogue."""
     found = typer.Typer()
     for module in iter_modules(bridge.cli.__path__, "bridge.cli."):
         if (own := getattr(import_module(module.name), "app", None)) is not None:
@@ -30,7 +28,6 @@ def test_no_command_is_missing() -> None:
 
 
 def test_a_line_for_each_command() -> None:
-    """The help shows each command on one line of a terminal, in the catalogue's order."""
     lines = CliRunner().invoke(app, ["--help"]).stdout.splitlines()
 
     assert lines[lines.index("Commands:") + 1 :] == [

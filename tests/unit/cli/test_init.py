@@ -10,12 +10,10 @@ from bridge.errors import ConfigError
 
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answer in an empty folder."""
     monkeypatch.chdir(tmp_path)
 
 
 def unasked(given: dict[str, str]) -> Interview:
-    """Answer by options alone."""
     interview = Interview(given, is_asked=False)
     interview.answer_all()
     return interview
@@ -23,14 +21,12 @@ def unasked(given: dict[str, str]) -> Interview:
 
 @pytest.fixture
 def secret(tmp_path: Path) -> str:
-    """Make a file with a secret."""
     path = tmp_path / "secret"
     path.write_text("s3cret\n")
     return str(path)
 
 
 def test_all_that_is_missing_is_told_at_once() -> None:
-    """Without a terminal every option that must be given is named, with what to look for."""
     with pytest.raises(ConfigError) as caught:
         unasked({"where": "kubernetes", "preset": "infobip"})
     with pytest.raises(ConfigError) as on_host:
@@ -67,7 +63,6 @@ def test_all_that_is_missing_is_told_at_once() -> None:
     ],
 )
 def test_a_wrong_option_is_told(secret: str, given: dict[str, str], fault: str) -> None:
-    """An option that is wrong, or that nobody asked for, ends it with what to do."""
     right: dict[str, str] = {
         "preset": "telnyx",
         "key-file": secret,
@@ -81,6 +76,5 @@ def test_a_wrong_option_is_told(secret: str, given: dict[str, str], fault: str) 
 
 
 def test_a_secret_of_webhooks_must_fit_its_scheme(secret: str) -> None:
-    """A secret that is no public key is refused where the service signs with a key pair."""
     with pytest.raises(ConfigError, match=r"webhook\.endpoints\.0\.secret_files\.0: "):
         unasked({"preset": "telnyx", "key-file": secret, "webhook-secret-file": secret})

@@ -31,18 +31,15 @@ RATES = RatesReport(sent_per_second=98.2, retried_per_second=0.5, dead_per_secon
 
 
 def ago(seconds: float) -> str:
-    """Write the moment so long ago."""
     return utc_text(time.time() - seconds)
 
 
 def paused(reason: str, *, since: str | None = None, **facts: Any) -> PauseFacts:
-    """Make a pause."""
     usual: dict[str, Any] = {"status": None, "code": None}
     return PauseFacts(reason=reason, since=since, **usual | facts)
 
 
 def worker(address: str, *pauses: PauseFacts, **facts: Any) -> ProcessReport:
-    """Make a worker."""
     failing, is_connected = facts.pop("failing", ()), facts.pop("is_connected", True)
     usual: dict[str, Any] = {
         "queue": "sms.outbound",
@@ -70,7 +67,6 @@ def worker(address: str, *pauses: PauseFacts, **facts: Any) -> ProcessReport:
 
 
 def status(*processes: ProcessReport, **facts: Any) -> Status:
-    """Make a status."""
     usual: dict[str, Any] = {
         "at": ago(0),
         "broker": BrokerReport(fault=None, stores=True),
@@ -88,12 +84,10 @@ def status(*processes: ProcessReport, **facts: Any) -> Status:
 
 
 def screen(*processes: ProcessReport, **facts: Any) -> str:
-    """Return the screen as one text."""
     return "\n".join(line.text for line in format_status(status(*processes, **facts)))
 
 
 def sentences(*processes: ProcessReport, **facts: Any) -> list[str]:
-    """Return what is wrong, each broken sentence in one piece."""
     joined: list[str] = []
     for line in format_status(status(*processes, **facts)):
         if line.style == "red" and line.text.startswith(" "):
@@ -107,7 +101,6 @@ TWO = (worker("10.0.0.7:9090"), worker("10.0.0.8:9090"))
 
 
 def test_all_is_well() -> None:
-    """Two workers that send: nothing is wrong, and all of it fits on a small terminal."""
     receiver = ReceiverReport(
         last_event_at=None,
         published_per_second=3.0,
@@ -149,7 +142,6 @@ def test_all_is_well() -> None:
 
 
 def test_an_operators_pause() -> None:
-    """Since when and what for, once, however many workers heed it, and how it ends."""
     ones = [worker(f"10.0.0.{last}:9090", paused("operator")) for last in (7, 8)]
     note = OperatorPauseReport(since=ago(2300), reason="wrong text")
     found = sentences(*ones, is_paused_by_operator=True, paused_by_operator=note)
@@ -165,7 +157,6 @@ def test_an_operators_pause() -> None:
 
 @pytest.mark.parametrize("reason", get_args(PauseReason))
 def test_workers_own_pauses(reason: PauseReason) -> None:
-    """Each reason is told once, with how many workers, since when, the answer, and what to do."""
     first, second = ago(600), ago(60)
     ones = [
         worker("10.0.0.7:9090", paused(reason, since=second)),
@@ -181,7 +172,6 @@ def test_workers_own_pauses(reason: PauseReason) -> None:
 
 
 def test_a_pause_of_a_later_version() -> None:
-    """A reason that is not known is named."""
     one = worker("10.0.0.7:9090", paused("lunch"), paused("outage"))
 
     assert sentences(one)[0].startswith("PAUSED  1 of 1 worker, lunch: a later version")
@@ -189,7 +179,6 @@ def test_a_pause_of_a_later_version() -> None:
 
 
 def test_what_the_service_asked_for() -> None:
-    """A Retry-After is told with the longest wait."""
     slow = worker("10.0.0.8:9090", retry_after_seconds=12.0)
 
     assert sentences(TWO[0], slow) == [
@@ -199,7 +188,6 @@ def test_what_the_service_asked_for() -> None:
 
 
 def test_one_is_active() -> None:
-    """With order it is told which worker is the active one."""
     active = worker("10.0.0.7:9090", is_standby=False)
     other = worker("10.0.0.8:9090", is_standby=True)
     lines = screen(active, other).splitlines()
@@ -209,7 +197,6 @@ def test_one_is_active() -> None:
 
 
 def test_a_suspected_outage() -> None:
-    """That messages which have failed are held back is told, though nothing is paused."""
     suspecting = worker("10.0.0.8:9090", outage_suspected=True)
 
     assert sentences(TWO[0], suspecting) == [
@@ -218,7 +205,6 @@ def test_a_suspected_outage() -> None:
 
 
 def test_the_broker_is_silent() -> None:
-    """It is told, and so is of when the numbers are that a worker saw."""
     fault = BrokerReport(fault="no connection to rabbitmq:5672 (refused)", stores=None)
     facts = {"broker": fault, "queues_from": "workers", "queues_at": ago(16)}
     found = screen(*TWO, **facts)
@@ -228,14 +214,12 @@ def test_the_broker_is_silent() -> None:
 
 
 def test_the_broker_stores_nothing() -> None:
-    """An alarm of the broker is told."""
     (found,) = sentences(*TWO, broker=BrokerReport(fault=None, stores=False))
 
     assert found.startswith("BROKER  takes no messages")
 
 
 def test_ports_that_do_not_answer() -> None:
-    """Each is named, by address and name, with why."""
     silent = ProcessReport(name="workers:9090", address="10.0.0.9:9090", fault="no connection")
     unknown = ProcessReport(name="nobody:1", address="nobody:1", fault="the name has no address")
 
@@ -246,7 +230,6 @@ def test_ports_that_do_not_answer() -> None:
 
 
 def test_workers_that_nobody_named() -> None:
-    """Consumers beyond the workers that answer are told; of none there is nothing to name."""
     assert sentences(TWO[0]) == [
         "NOT SHOWN  1 of 2 workers that consume: name their admin ports with --admin"
     ]
@@ -258,7 +241,6 @@ def test_workers_that_nobody_named() -> None:
 
 
 def test_the_ended_consumer_of_a_paused_worker_is_no_other_worker() -> None:
-    """RabbitMQ counts it beside the next one until what it was given is settled."""
     one = worker("10.0.0.7:9090", paused("credentials_rejected"), held=1)
     assert len(sentences(one)) == 1
     assert sentences(worker("10.0.0.7:9090", paused("credentials_rejected"), held=0))[1].startswith(
@@ -267,7 +249,6 @@ def test_the_ended_consumer_of_a_paused_worker_is_no_other_worker() -> None:
 
 
 def test_a_narrow_terminal() -> None:
-    """What is wrong, and where things wait, is broken at its width."""
     note = OperatorPauseReport(since=ago(60), reason="wrong text in the spring campaign")
     found = status(*TWO, is_paused_by_operator=True, paused_by_operator=note)
     lines = [line.text for line in format_status(found, 40)]
@@ -287,12 +268,10 @@ def test_a_narrow_terminal() -> None:
     ],
 )
 def test_states(facts: dict[str, object], state: str) -> None:
-    """What keeps a role from its work stands behind it."""
     assert screen(worker("10.0.0.7:9090", **facts)).splitlines()[-1].endswith(f"  {state}")
 
 
 def test_nobody_answers() -> None:
-    """What is not known is no zero."""
     found = screen(
         broker=BrokerReport(fault="no answer", stores=None),
         queues=[QueueReport(name="q", role="requests")],
@@ -308,7 +287,6 @@ def test_nobody_answers() -> None:
 
 
 def test_a_terminal_obeys_nothing_of_it() -> None:
-    """A name of a queue cannot move the cursor."""
     queue = QueueReport(name="q\x1b[2J", role="requests", exists=True, ready=0, consumers=0)
 
     assert "\x1b" not in screen(*TWO, queues=[queue])

@@ -16,7 +16,6 @@ DAY_SECONDS = 86400
 def test_a_certificate_that_ends_soon_is_a_warning(
     monkeypatch: pytest.MonkeyPatch, days: float, result: str, text: str
 ) -> None:
-    """Two weeks before its end a certificate is told of; one that has ended counts none."""
     # 1 June 2030.
     ends = 1_906_502_400
     monkeypatch.setattr(time, "time", lambda: ends - days * DAY_SECONDS)

@@ -22,7 +22,6 @@ from bridge.admin.management import clock_skew_seconds
 def test_five_seconds_are_no_difference(
     skew_seconds: float | None, told: list[tuple[str, str]]
 ) -> None:
-    """A clock is told to be behind when the other one is ahead, above five seconds."""
     found = judge_clock("broker", skew_seconds)
 
     assert [one.result for one in found] == [result for result, _ in told]
@@ -30,7 +29,6 @@ def test_five_seconds_are_no_difference(
 
 
 def test_the_skew_is_read_off_the_date_of_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Date header has whole seconds, cut off: on average the clock is half a second further."""
     monkeypatch.setattr(time, "time", lambda: 1_000_000.5)
 
     assert clock_skew_seconds(formatdate(1_000_090, usegmt=True)) == 90.0
@@ -38,5 +36,4 @@ def test_the_skew_is_read_off_the_date_of_an_answer(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("date", [None, "", "yesterday"])
 def test_no_date_is_no_skew(date: str | None) -> None:
-    """Without a date nothing is said of the clock."""
     assert clock_skew_seconds(date) is None

@@ -21,7 +21,6 @@ from bridge.topology.queue_facts import QueueFacts
     ids=str,
 )
 def test_events_need_a_queue_that_lasts(bound: list[dict[str, Any]], result: str) -> None:
-    """An exchange without a durable queue fails: its events are lost, or never taken."""
     queues = {f"q{n}": QueueFacts(name=f"q{n}", **given) for n, given in enumerate(bound)}
 
     assert judge_bindings("x", queues).result == result

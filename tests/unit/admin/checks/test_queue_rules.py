@@ -48,7 +48,6 @@ def _results(version: tuple[int, ...], **given: Any) -> list[str]:
     ids=str,
 )
 def test_limits_that_drop_messages_are_found(policy: dict[str, Any], results: list[str]) -> None:
-    """A limit that drops messages is a failure, one that dead-letters them a warning."""
     arguments = {f"x-{key}": value for key, value in policy.items()}
 
     assert _results(OLD, policy=policy) == results
@@ -56,7 +55,6 @@ def test_limits_that_drop_messages_are_found(policy: dict[str, Any], results: li
 
 
 def test_the_default_delivery_limit_of_rabbitmq_4_is_found() -> None:
-    """Since RabbitMQ 4 a quorum queue drops what came back 21 times, unless it is told not to."""
     facts = QueueFacts(name="sms.outbound")
     finding = judge_default_limit([facts], vhost="/")
 
@@ -75,7 +73,6 @@ def test_the_default_delivery_limit_of_rabbitmq_4_is_found() -> None:
 
 
 def test_the_remedy_of_the_default_limit_fits_the_vhost_and_the_policies() -> None:
-    """It names the virtual host, and a policy that is in force, beside which no other can be."""
     free = QueueFacts(name="a")
     under_a_policy = QueueFacts(name="b", policy_name="theirs")
     finding = judge_default_limit([free, under_a_policy], vhost="my host")
@@ -88,7 +85,6 @@ def test_the_remedy_of_the_default_limit_fits_the_vhost_and_the_policies() -> No
 
 
 def test_a_policy_that_is_not_known_is_told() -> None:
-    """A queue of which the broker does not say what its policies set is no queue without any."""
     (finding,) = judge_policy(QueueFacts(name="q", is_policy_known=False))
 
     assert finding.result == "warn"
@@ -107,7 +103,6 @@ def test_a_policy_that_is_not_known_is_told() -> None:
     ids=str,
 )
 def test_a_limit_that_refuses_retries_is_found(policy: dict[str, Any], count: int) -> None:
-    """A queue of requests that refuses what comes when it is full refuses retries, too."""
     found = list(judge_refusals(QueueFacts(name="q", policy=policy)))
 
     assert [one.result for one in found] == ["warn"] * count
@@ -117,7 +112,6 @@ def test_a_limit_that_refuses_retries_is_found(policy: dict[str, Any], count: in
     "given", [{"durable": False}, {"auto_delete": True}, {"exclusive": True}], ids=str
 )
 def test_queues_that_do_not_last_are_found(given: dict[str, Any]) -> None:
-    """A queue that goes away with the broker or its consumer is a failure."""
     assert _results(NEW, policy=UNLIMITED, **given) == ["fail"]
 
 
@@ -142,7 +136,6 @@ def _retry_queue() -> Queue:
 def test_a_retry_queue_that_would_lose_messages_is_found(
     changed: dict[str, Any], fails: int
 ) -> None:
-    """A retry queue has its TTL, its way back, at-least-once and reject-publish, or it fails."""
     needed = _retry_queue()
     arguments = {k: v for k, v in (needed.arguments | changed).items() if v is not None}
     facts = QueueFacts(name=needed.name, arguments=arguments)
@@ -151,7 +144,6 @@ def test_a_retry_queue_that_would_lose_messages_is_found(
 
 
 def test_policies_can_stand_in_for_a_retry_queues_arguments() -> None:
-    """What a retry queue needs may come from a policy as well."""
     needed = _retry_queue()
     policy = {key.removeprefix("x-"): value for key, value in needed.arguments.items()}
 
@@ -159,7 +151,6 @@ def test_policies_can_stand_in_for_a_retry_queues_arguments() -> None:
 
 
 def test_a_classic_retry_queue_is_found() -> None:
-    """A classic retry queue loses what waits in it at a restart of the broker."""
     needed = _retry_queue()
     facts = QueueFacts(name=needed.name, type="classic", arguments=needed.arguments)
 
@@ -167,6 +158,5 @@ def test_a_classic_retry_queue_is_found() -> None:
 
 
 def test_a_mirrored_queue_is_found() -> None:
-    """A policy that mirrors a classic queue is a warning; on a quorum queue it does nothing."""
     assert _results(OLD, type="classic", policy={"ha-mode": "all"}) == ["warn"]
     assert _results(OLD, policy={"ha-mode": "all"}) == []

@@ -11,7 +11,6 @@ A, B, C, D = (f"rabbit@{letter}" for letter in "abcd")
 
 
 def on(*nodes: str) -> Members:
-    """Make the members of a queue that are all there."""
     return Members(nodes, nodes)
 
 
@@ -27,7 +26,6 @@ def on(*nodes: str) -> Members:
     ],
 )
 def test_missing_members_are_grown(held: list[str], nodes: list[str], grown: list[str]) -> None:
-    """A queue should be on three nodes, or on all where there are fewer; the fix names which."""
     found = list(judge_members({"sms.outbound": on(*held)}, nodes, vhost="/"))
     fixes = [fix for one in found for fix in (one.fix or "").split("; ")]
 
@@ -36,7 +34,6 @@ def test_missing_members_are_grown(held: list[str], nodes: list[str], grown: lis
 
 
 def test_queues_that_miss_the_same_are_told_together() -> None:
-    """One command for each node grows the queues that lack it, and no others."""
     queues = {"sms.outbound": on(A), "sms.outbound.dead": on(A), "sms.inbound": on(A, B, C)}
     (found,) = judge_members(queues, [A, B, C], vhost="a.b/c")
     vhost, pattern = re.findall(r"'([^']*)'", (found.fix or "").partition("; ")[0])
@@ -53,7 +50,6 @@ def test_queues_that_miss_the_same_are_told_together() -> None:
     ("online", "results"), [([A, B, C], []), ([A, B], ["warn"]), ([C], ["fail"]), ([], ["fail"])]
 )
 def test_members_that_are_away_are_told(online: list[str], results: list[str]) -> None:
-    """A queue that lacks a member is a warning, one without a majority a failure."""
     found = list(judge_online({"sms.outbound": Members((A, B, C), tuple(online))}))
 
     assert [one.result for one in found] == results

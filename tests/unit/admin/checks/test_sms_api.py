@@ -10,7 +10,6 @@ from bridge.config import Settings
 
 
 def set_up(on_uncertain: str | None = None, **api: Any) -> SetUp:
-    """Describe a set-up with a worker."""
     values = {"sms_api": api, "worker": {"on_uncertain": on_uncertain}}
     return SetUp(settings=Settings.model_validate(values), roles=["worker"])
 
@@ -26,7 +25,6 @@ def set_up(on_uncertain: str | None = None, **api: Any) -> SetUp:
     ],
 )
 def test_why_nothing_is_repeated(preset: str, on_uncertain: str | None, result: str | None) -> None:
-    """Where the service cannot tell a repeat, it is said what becomes of what is uncertain."""
     findings = judge_repeats(set_up(on_uncertain, preset=preset))
 
     assert [finding.result for finding in findings] == ([result] if result else [])
@@ -48,12 +46,10 @@ def test_why_nothing_is_repeated(preset: str, on_uncertain: str | None, result: 
     ],
 )
 def test_path_that_is_there_twice(preset: str, base_url: str | None, *, warns: bool) -> None:
-    """A base URL that ends as the path begins is warned of."""
     assert bool(judge_base_url(set_up(preset=preset, base_url=base_url))) == warns
 
 
 def test_nothing_is_said_without_a_worker() -> None:
-    """A webhook receiver posts nothing."""
     alone = SetUp(
         settings=Settings.model_validate({"sms_api": {"preset": "twilio"}}), roles=["webhook"]
     )
