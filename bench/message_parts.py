@@ -39,7 +39,6 @@ from bridge.worker.delivery import Delivery
 from bridge.worker.envelope import read_envelope
 from bridge.worker.fates import Answer
 from bridge.worker.held import HeldDeliveries
-from bridge.worker.intake import Intake
 from bridge.worker.limits.capacity import Capacity
 from bridge.worker.metrics import WorkerMetrics
 from bridge.worker.outcomes import Policy, Sent
@@ -175,7 +174,6 @@ class Bench:
             metrics=metrics,
         )
         self.session = Session(cast("Channel", _Channel()), cast("Wire", _Wire()))
-        self.intake = Intake(OUTBOUND, poison_suspected=lambda _: None, changed=asyncio.Event())
         self.metrics = metrics
         self.counted = Counted()
         self.end = self.counted.end
@@ -210,20 +208,12 @@ class Bench:
 
     def take(self, tag: int, redelivered: bool, properties: Properties, body: Body) -> None:  # noqa: FBT001
         """Take a delivery as the consumer does."""
-        made = self.make(tag, redelivered, properties, body)
-        self.worker._held.take(made)
+        self.worker._held.take(self.make(tag, redelivered, properties, body))
 
     def make(self, tag: int, redelivered: bool, properties: Properties, body: Body) -> Delivery:  # noqa: FBT001
         """Make a delivery from the main queue."""
-        return self.intake.make(
-            self.session,
-            tag,
-            properties,
-            body,
-            redelivered=redelivered,
-            queue=OUTBOUND,
-            is_urgent=False,
-        )
+        held = self.worker._held
+        return held.make(self.session, OUTBOUND, tag, redelivered, properties, body)
 
     async def all_of_it(self) -> None:
         """Take deliveries from their bytes to their ack."""
@@ -256,7 +246,9 @@ class Bench:
             pass
 
         settings = WorkerSettings(queue=OUTBOUND)
-        held = HeldDeliveries(settings, process=process, metrics=self.metrics)
+        held = HeldDeliveries(
+            settings, process=process, changed=asyncio.Event(), metrics=self.metrics
+        )
         self.end(None)
         for at in range(0, MESSAGES, AT_ONCE):
             for delivery in deliveries[at : at + AT_ONCE]:
@@ -266,7 +258,7 @@ class Bench:
         self.end("it is counted, and has its task")
 
     async def _dispatch(self, deliveries: list[Delivery]) -> Sent:
-        reader, account = self.worker._line._reader, self.worker._account
+        reader, account = self.worker._pipeline._reader, self.worker._account
         self.end(None)
         requests = []
         for delivery in deliveries:

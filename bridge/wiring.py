@@ -116,7 +116,7 @@ class Wiring:
             metrics=metrics,
         )
         breaker = account.breaker
-        joint_pause.follow(breaker, can_take=lambda: worker.consumer.has_session)
+        joint_pause.follow(breaker, can_take=lambda: worker.consumer.can_consume)
         for secret in shape.login.watched:
             self._secrets.watch("sms_api", secret, partial(joint_pause.renew_key, breaker))
         _warn_of_short_drain(settings)

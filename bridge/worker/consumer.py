@@ -1,14 +1,22 @@
 """Keep this process registered as a consumer of its queues, and know when it is not.
 
-A loop compares what should be with what is, at every change and every few seconds, so that no
-lost event can stop consumption. Deliveries come from the wire, not from the client library.
+A loop compares the prefetch that is wanted with the one in use, at every change and every few
+seconds, so that no lost event can stop consumption. Deliveries come from the wire, not from the
+client library.
+
+With an `ActiveLock` only the active worker consumes, and messages go back in their order. The
+broker appends returned messages to those that came back before, so they have to go back all at
+once: no consumer is cancelled or registered anew while messages are held. Consuming ends when
+nothing of the channel is in flight, by closing it; and the prefetch is always the same, so that all
+returned messages fit into it and come back at once.
 """
 
 import asyncio
 import functools
 import sys
-from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Final, Protocol
 
 from bridge.amqp.channels import (
     RPC_TIMEOUT_SECONDS,
@@ -25,17 +33,22 @@ from bridge.amqp.client import (
 )
 from bridge.amqp.properties import Properties
 from bridge.amqp.wire import Body, DeliveryHandler
+from bridge.config import WorkerSettings
 from bridge.deadline import Deadline
 from bridge.errors import BrokerError
 from bridge.telemetry.logs import Log
-from bridge.worker.delivery import Delivery
-from bridge.worker.intake import MAX_HELD_BYTES, Intake
+from bridge.topology.declarations import request_queues
+from bridge.worker.active_lock import ActiveLock
+from bridge.worker.held import MAX_HELD_BYTES, HeldDeliveries
+from bridge.worker.metrics import WorkerMetrics
 from bridge.worker.session import Session
 
 log = Log(__name__)
 
-# How often to compare what is with what should be when nothing has changed.
+# How often to compare when nothing has changed, and while deliveries in flight are waited for.
 WATCH_SECONDS: Final = 5.0
+ORDERED_WATCH_SECONDS: Final = 0.5
+LEAVING_SECONDS: Final = 0.02
 # Smaller bodies never make the prefetch shrink. It does so in large steps: each change interrupts
 # consuming for a moment.
 USUAL_BODY_BYTES: Final = 64 * 1024
@@ -49,52 +62,49 @@ URGENT_REMEDY: Final = (
 )
 
 
-class Gauges(NamedTuple):
-    """What a consumer shows, each set to 1 or 0.
+class ConsumerOwner(Protocol):
+    """What a consumer asks and tells."""
 
-    Whether it is registered, by queue, and whether a message is suspected of ending each session.
-    """
+    def prefetch_of_each(self) -> Mapping[str, int]:
+        """Return the wanted prefetch of each queue in the order to consume them; 0: not at all."""
 
-    up: Mapping[str, Callable[[float], None]]
-    poison_suspected: Callable[[float], None]
+    def consumer_registered(self) -> None:
+        """Note that the broker has registered this process as a consumer."""
+
+    def session_over(self, most_unacked: int) -> None:
+        """Note that the deliveries of a session cannot be acked any more and come again.
+
+        `most_unacked`: the most that may have been unacked.
+        """
 
 
 class Consumer:
     """Consumes the main queue and the urgent one, each with a prefetch of its own.
 
-    `prefetch()` says how much for each; 0 is not at all. Both are consumed on one channel, and end
-    with it. `urgent_queue` is None where there is none. Set `changed` when `prefetch()` may return
-    something else. `on_delivery` is called with each delivery, `on_registered` each time that the
-    broker has registered this process as a consumer, `on_session_over` when the deliveries of a
-    session can no longer be acked and come again, with the most that may have been unacked. Call
-    `let_go` for each delivery at its end: the bytes that are held have a bound.
+    Both are consumed on one channel, and end with it. Set `changed` when `owner` may want another
+    prefetch. With a `lock` this worker consumes only while it has it.
     """
 
-    def __init__(  # noqa: PLR0913  what it consumes, and what it calls
+    def __init__(
         self,
-        queue: str,
+        settings: WorkerSettings,
         *,
-        urgent_queue: str | None,
-        prefetch: Callable[[], Mapping[str, int]],
+        owner: ConsumerOwner,
+        held: HeldDeliveries,
+        lock: ActiveLock | None,
         changed: asyncio.Event,
-        on_delivery: Callable[[Delivery], None],
-        on_registered: Callable[[], None],
-        on_session_over: Callable[[int], None],
-        gauges: Gauges,
+        metrics: WorkerMetrics,
     ) -> None:
-        self._queue = queue
-        self._urgent_queue = urgent_queue
-        self._prefetch = prefetch
+        self._queue = settings.queue
+        self._urgent_queue = settings.urgent_queue
+        self._owner = owner
+        self._held = held
+        self._lock = lock
         self._changed = changed
-        self._hand_on = on_delivery
-        self._on_registered = on_registered
-        self._on_session_over = on_session_over
-        self._gauges = gauges
-        # Called with the queue when its consumer has been cancelled, before there is another one.
-        self.on_cancelled: Callable[[str], None] = lambda _: None
+        queues = request_queues(settings)
+        self._up = {queue: metrics.consumer_up.labels(queue) for queue in queues}
         self._consuming_with: dict[str, int] = {}
-        self._intake = Intake(queue, poison_suspected=gauges.poison_suspected, changed=changed)
-        self._stopped = False
+        self._is_stopped = False
         self._is_to_renew = False
         self._has_ended = False
         self._session: Session | None = None
@@ -109,13 +119,13 @@ class Consumer:
 
     @property
     def is_served(self) -> bool:
-        """Whether the broker delivers to this worker."""
-        return self.is_registered
+        """Whether the broker delivers to this worker, or to the active one in its place."""
+        return self.is_registered or (self._lock is not None and self._lock.is_standby)
 
     @property
-    def has_session(self) -> bool:
-        """Whether it has a channel on which it could consume."""
-        return self._session is not None
+    def can_consume(self) -> bool:
+        """Whether this worker has a channel to consume on, or with order is the active one."""
+        return self._session is not None if self._lock is None else self._lock.is_held
 
     @property
     def prefetch(self) -> int:
@@ -123,36 +133,38 @@ class Consumer:
         return min(self._consuming_with.values(), default=0)
 
     async def stop(self) -> None:
-        """Take nothing more; return when the broker has been told, or is gone."""
-        self._stopped = True
+        """Take nothing more; return when the broker has been told, or is gone.
+
+        In order, return when every delivery is settled or given back.
+        """
+        self._is_stopped = True
         self._changed.set()
         await self._idle.wait()
 
     def resume(self) -> None:
         """Take deliveries again after `stop`."""
-        self._stopped = False
+        self._is_stopped = False
         self._changed.set()
 
     async def end(self) -> None:
-        """End the session, and let the broker deliver to others what it holds; for good."""
+        """End the session, so that the broker delivers its messages to others; for good."""
         self._has_ended = True
         self._changed.set()
         if self._session is not None:
             await self._session.over.wait()
 
     def renew(self) -> None:
-        """Consume anew: what is held and stays unacked is no part of the new prefetch."""
+        """Consume anew, so that deliveries that stay unacked take no part of the new prefetch.
+
+        In order it has no effect: they keep their place, and later ones wait behind them.
+        """
         self._is_to_renew = True
         self._changed.set()
-
-    def let_go(self, delivery: Delivery) -> None:
-        """Note that a delivery is held no more."""
-        self._intake.let_go(delivery)
 
     async def flush(self) -> None:
         """Return when the broker has processed every ack that was written, or the session is over.
 
-        What has been read may yet be held back for a moment.
+        An ack that the broker has read may yet be held back for a moment.
         """
         session = self._session
         if session is None:
@@ -167,111 +179,152 @@ class Consumer:
             await self._session.until_heard_from(changed=self._changed)
 
     async def serve(self, connection: Connection) -> None:
-        """Consume on a channel of this connection; raise when it is no use any more.
+        """Consume on this connection; raise when it is no use any more.
 
-        That is a BrokerError, or whatever the client library raises. Returns only after `end`.
+        That is a BrokerError, or an error of the client library. Returns only after `end`.
+        """
+        if self._lock is None:
+            await self._consume(connection)
+            return
+        async with self._lock.held_on(connection):
+            while not self._has_ended:
+                if self._wanted():
+                    await self._consume_in_order(connection)
+                else:
+                    await self._wait_for_change(ORDERED_WATCH_SECONDS)
+
+    async def _consume(self, connection: Connection) -> None:
+        async with self._session_on(connection) as (session, callback, by_tag):
+            while not self._has_ended:
+                _check(session)
+                if session.wire.is_reading:
+                    await self._follow(session, callback, by_tag)
+                session.wire.keep_alive()
+                await self._wait_for_change(WATCH_SECONDS)
+
+    async def _consume_in_order(self, connection: Connection) -> None:
+        """Consume until that is not wanted any more and every delivery is settled or back."""
+        async with self._session_on(connection) as (session, callback, by_tag):
+            await self._follow(session, callback, by_tag)
+            while not session.is_leaving or session.held:
+                _check(session)
+                session.wire.keep_alive()
+                session.is_leaving = session.is_leaving or not self._wanted()
+                if session.is_leaving:
+                    # Each time: a delivery that was in flight may wait meanwhile.
+                    self._held.cancel(
+                        lambda delivery: delivery.session is session and delivery.may_be_given_back
+                    )
+                seconds = LEAVING_SECONDS if session.is_leaving else ORDERED_WATCH_SECONDS
+                await self._wait_for_change(seconds)
+            async with Deadline(RPC_TIMEOUT_SECONDS):
+                await session.wire.acks_read(session.channel)
+                await wait_for_held_back_acks(session.last_ack_at)
+            session.over.set()
+
+    @asynccontextmanager
+    async def _session_on(
+        self, connection: Connection
+    ) -> AsyncIterator[tuple[Session, ConsumerCallback, dict[bytes, DeliveryHandler]]]:
+        """Begin a session, and end it with the block.
+
+        If the block has not set `over`, the last acks may be lost with the session.
         """
         channel = await open_channel(connection)
         channel.closing.add_done_callback(lambda _: self._changed.set())
         channel.on_consumer_cancel_callbacks.add(self._on_cancelled_by_broker)
-        wire = connection.wire
-        self._session = session = Session(channel, wire)
-        tags: dict[str, str] = {}
+        self._session = session = Session(channel, connection.wire)
         take = functools.partial(self._on_delivery, session, self._queue)
-        of_urgent: dict[bytes, DeliveryHandler] = {}
+        by_tag: dict[bytes, DeliveryHandler] = {}
+        is_refused = False
         try:
-            with wire.deliveries(channel, take, of_urgent) as callback:
-                self._intake.begin(wire)
-                while not self._has_ended:
-                    self._check(session, tags)
-                    if wire.is_reading:
-                        await self._follow(session, tags, callback, of_urgent)
-                    wire.keep_alive()
-                    await self._wait_for_change()
-            await close_channel(channel)
+            with connection.wire.deliveries(channel, take, by_tag) as callback:
+                self._held.begin_session(connection.wire)
+                yield session, callback, by_tag
+            async with Deadline(RPC_TIMEOUT_SECONDS):
+                await close_channel(channel)
         except (ChannelAccessRefused, ChannelNotFoundEntity):
-            self._intake.refuse()
+            is_refused = True
             raise
         finally:
+            are_acks_read = session.is_over
             session.over.set()
-            self._intake.end()
+            self._held.end_session(is_refused=is_refused)
             self._session = None
             self._mark({})
-            self._on_session_over(session.most_unacked)
+            if not are_acks_read:
+                self._owner.session_over(session.most_unacked)
             self._idle.set()
 
     async def _follow(
         self,
         session: Session,
-        tags: dict[str, str],
         callback: ConsumerCallback,
-        of_urgent: dict[bytes, DeliveryHandler],
+        by_tag: dict[bytes, DeliveryHandler],
     ) -> None:
-        """Start, stop or restart consuming so that it is as it should be."""
+        """Start, stop or restart consuming so that it is as wanted."""
         wanted, is_to_renew = self._wanted(), self._is_to_renew
         if wanted == self._consuming_with and not is_to_renew:
             return
         self._is_to_renew = False
         kept = {} if is_to_renew else dict(wanted.items() & self._consuming_with.items())
-        channel = session.channel
         timeout = LARGE_RPC_TIMEOUT_SECONDS if self._large_bytes else RPC_TIMEOUT_SECONDS
         async with Deadline(timeout):
             for queue in self._consuming_with.keys() - kept.keys():
-                await channel.basic_cancel(tags.pop(queue))
-                self.on_cancelled(queue)
+                await session.channel.basic_cancel(session.tags.pop(queue))
+                self._held.note_cancel(queue)
             self._mark(kept)
             if not wanted:
                 self._idle.set()
                 return
             self._idle.clear()
             for queue, prefetch in wanted.items():
-                if queue in kept:
-                    continue
-                session.note_consumer(queue, prefetch)
-                await channel.basic_qos(prefetch_count=prefetch)
-                if queue == self._urgent_queue:
-                    tags[queue] = await self._consume_urgent(session, queue, callback, of_urgent)
-                else:
-                    result = await channel.basic_consume(queue, callback)
-                    tags[queue] = result.consumer_tag or ""
+                if queue not in kept:
+                    session.note_consumer(queue, prefetch)
+                    await session.channel.basic_qos(prefetch_count=prefetch)
+                    await self._register(session, queue, callback, by_tag)
         self._mark(wanted)
-        self._on_registered()
+        self._owner.consumer_registered()
 
-    async def _consume_urgent(
+    async def _register(
         self,
         session: Session,
         queue: str,
         callback: ConsumerCallback,
-        of_urgent: dict[bytes, DeliveryHandler],
-    ) -> str:
-        """Consume the urgent queue under a tag by which the wire tells its deliveries apart.
+        by_tag: dict[bytes, DeliveryHandler],
+    ) -> None:
+        """Consume a queue; the urgent one under a tag by which the wire tells its deliveries apart.
 
-        The handler of a former tag stays: what it was given may still be on its way.
+        The handler of a former tag stays: its deliveries may still be on their way.
         """
-        tag = f"urgent.{len(of_urgent)}"
-        of_urgent[tag.encode()] = functools.partial(self._on_delivery, session, queue)
+        if queue != self._urgent_queue:
+            result = await session.channel.basic_consume(queue, callback)
+            session.tags[queue] = result.consumer_tag or ""
+            return
+        tag = f"urgent.{len(by_tag)}"
+        by_tag[tag.encode()] = functools.partial(self._on_delivery, session, queue)
         try:
             await session.channel.basic_consume(queue, callback, consumer_tag=tag)
         except (ChannelAccessRefused, ChannelNotFoundEntity):
             log.warning("urgent_queue_unusable", queue=queue, remedy=URGENT_REMEDY)
             raise
-        return tag
+        session.tags[queue] = tag
 
     def _wanted(self) -> dict[str, int]:
-        if self._stopped:
+        if self._is_stopped or self._has_ended:
             return {}
-        prefetch = self._prefetch()
-        most = max(1, self._most_that_fit() // len(prefetch))
+        prefetch = self._owner.prefetch_of_each()
+        most = sys.maxsize if self._lock is not None else self._most_that_fit(len(prefetch))
         return {queue: min(wanted, most) for queue, wanted in prefetch.items() if wanted}
 
-    def _most_that_fit(self) -> int:
-        """Return how many bodies as large as the last ones may be held."""
+    def _most_that_fit(self, queues: int) -> int:
+        """Return how many bodies as large as the last ones may be held of each queue."""
         if not self._large_bytes:
             return sys.maxsize
         most, fitting = MAX_HELD_BYTES / self._large_bytes, 1
         while fitting * PREFETCH_FACTOR <= most:
             fitting *= PREFETCH_FACTOR
-        return fitting
+        return max(1, fitting // queues)
 
     def _note_size(self, size: int) -> None:
         if size <= USUAL_BODY_BYTES and not self._large_bytes:
@@ -281,18 +334,9 @@ class Consumer:
             self._large_bytes = 0.0
         self._changed.set()
 
-    def _check(self, session: Session, tags: Mapping[str, str]) -> None:
-        if session.has_failed:
-            raise BrokerError("the broker takes no acks")
-        if session.channel.is_closed:
-            raise closed_channel(session.channel, "consuming")
-        for queue, tag in tags.items():
-            if tag not in session.channel.consumers:
-                raise BrokerError(f"the broker cancelled the consumer of {queue}")
-
-    async def _wait_for_change(self) -> None:
+    async def _wait_for_change(self, most_seconds: float) -> None:
         try:
-            async with asyncio.timeout(WATCH_SECONDS):
+            async with asyncio.timeout(most_seconds):
                 await self._changed.wait()
         except TimeoutError:
             pass
@@ -304,8 +348,8 @@ class Consumer:
             prefetch = max(consuming_with.values(), default=None)
             log.info(event, queue=self._queue, prefetch=prefetch)
         self._consuming_with = consuming_with
-        for queue, up in self._gauges.up.items():
-            up(1 if queue in consuming_with else 0)
+        for queue, up in self._up.items():
+            up.set(1 if queue in consuming_with else 0)
 
     def _on_delivery(
         self,
@@ -316,18 +360,22 @@ class Consumer:
         properties: Properties,
         body: Body,
     ) -> None:
-        delivery = self._intake.make(
-            session,
-            tag,
-            properties,
-            body,
-            redelivered=redelivered,
-            queue=queue,
-            is_urgent=queue == self._urgent_queue,
-        )
+        if session.is_leaving:
+            return  # Unacked: it goes back with the others.
+        held = self._held
+        held.take(held.make(session, queue, tag, redelivered, properties, body))
         self._note_size(len(body))
-        self._hand_on(delivery)
 
     def _on_cancelled_by_broker(self, _frame: object) -> None:
         log.warning("consumer_cancelled", queue=self._queue)
         self._changed.set()
+
+
+def _check(session: Session) -> None:
+    if session.has_failed:
+        raise BrokerError("the broker takes no acks")
+    if session.channel.is_closed:
+        raise closed_channel(session.channel, "consuming")
+    for queue, tag in session.tags.items():
+        if tag not in session.channel.consumers:
+            raise BrokerError(f"the broker cancelled the consumer of {queue}")

@@ -35,9 +35,9 @@ from bridge.worker.envelope import (
     Envelope,
     is_from_ladder,
     read_expiration,
+    write_moment,
 )
 from bridge.worker.outcomes import Dead, Retried
-from bridge.worker.timestamps import write_moment
 
 MAX_DETAIL_CHARACTERS: Final = 500
 # Headers that the broker itself reads: to route a message, to describe its history, to find it in a

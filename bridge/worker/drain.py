@@ -3,11 +3,13 @@
 import asyncio
 import contextlib
 import time
-from typing import Final, Protocol
+from typing import Final
 
 from bridge.telemetry.logs import Log
 from bridge.worker.cluster.exchange import Peers
+from bridge.worker.consumer import Consumer
 from bridge.worker.deduplicator import COMES_AGAIN_SECONDS, Deduplicator
+from bridge.worker.held import HeldDeliveries
 
 log = Log(__name__)
 
@@ -20,67 +22,35 @@ HAND_OVER_SECONDS: Final = 3.0
 HAND_OVER_POLL_SECONDS: Final = 0.05
 
 
-class Taking(Protocol):
-    """What takes deliveries, as `Consumer` does."""
-
-    @property
-    def is_served(self) -> bool:
-        """Whether the broker delivers to this worker, or to the active one in its place."""
-
-    async def stop(self) -> None:
-        """Take nothing more; return when the broker has been told, or is gone."""
-
-    def resume(self) -> None:
-        """Take deliveries again after `stop`."""
-
-    async def flush(self) -> None:
-        """Return when the broker has processed every ack that was written, or is gone."""
-
-    async def end(self) -> None:
-        """Let the broker deliver to others what is held; for good."""
-
-
-class Held(Protocol):
-    """What is taken and not settled; `redeliveries` counts those that have come so far."""
-
-    redeliveries: int
-
-    @property
-    def count(self) -> int:
-        """How many are held."""
-
-    async def all_done(self) -> None:
-        """Wait until nothing that is held now is held any more."""
-
-
-async def finish(held: Held, consumer: Taking, deduplicator: Deduplicator) -> bool:
+async def finish(held: HeldDeliveries, consumer: Consumer, deduplicator: Deduplicator) -> bool:
     """Take nothing more and settle what is held; then see that the broker has read the acks.
 
-    What is done, or decided, but not acked comes again, and only this process knows it: it is taken
-    once more.
-    Everything else that is delivered then is left to the next worker. Returns False when the
+    A message that is settled or decided but not acked comes again, and only this process knows it:
+    it is taken once more. Every other delivery is left to the next worker. Returns False when the
     broker may not have read the acks of some; the caller sets the deadline.
     """
     await _settle(held, consumer)
-    has_come = await _take_what_comes_again(held, consumer, deduplicator)
+    has_come = await _take_redeliveries(held, consumer, deduplicator)
     await _settle(held, consumer)
     return has_come
 
 
-async def _settle(held: Held, consumer: Taking) -> None:
+async def _settle(held: HeldDeliveries, consumer: Consumer) -> None:
     await consumer.stop()
     await held.all_done()
     await consumer.flush()
 
 
-async def _take_what_comes_again(held: Held, consumer: Taking, deduplicator: Deduplicator) -> bool:
-    """Return True when that is acked, or none of it comes; False when it still does at the end.
+async def _take_redeliveries(
+    held: HeldDeliveries, consumer: Consumer, deduplicator: Deduplicator
+) -> bool:
+    """Return True when all are acked, or none comes; False when some still come at the end.
 
-    What another worker has taken never comes here, so that silence of a broker that is there ends
-    the wait. A broker that is away is waited for.
+    A message that another worker has taken never comes here, so the wait ends when a broker that is
+    there is silent. A broker that is away is waited for.
     """
     quiet_seconds = consuming_seconds = 0.0
-    # What is held still waits for its copy, and may come again once more.
+    # A delivery that still waits for its copy may come again once more.
     while deduplicator.expects_redeliveries or held.count:
         if quiet_seconds >= COMES_AGAIN_SECONDS:
             log.info("not_redelivered")
@@ -98,10 +68,10 @@ async def _take_what_comes_again(held: Held, consumer: Taking, deduplicator: Ded
     return True
 
 
-async def hand_over(consumer: Taking, deduplicator: Deduplicator, peers: Peers) -> None:
-    """Have the broker deliver to other workers what was given back, while this one can be asked.
+async def hand_over(consumer: Consumer, deduplicator: Deduplicator, peers: Peers) -> None:
+    """Have the broker deliver released messages to other workers while this one can be asked.
 
-    Without it they would not know with what key it was begun, nor what was decided about it.
+    Otherwise they would not know with what key each was begun, nor what was decided about it.
     """
     for _ in range(round(HAND_OVER_SECONDS / HAND_OVER_POLL_SECONDS)):
         if not (deduplicator.has_released and peers.is_up and peers.count):

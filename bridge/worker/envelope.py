@@ -11,6 +11,7 @@ import hashlib
 import re
 import uuid
 from datetime import datetime
+from decimal import Decimal
 from typing import Any, Final, NamedTuple, get_args
 from urllib.parse import quote
 
@@ -19,7 +20,6 @@ from bridge.config import OnUncertain
 from bridge.errors import InvalidMessageError
 from bridge.telemetry.trace_context import TraceHeaders, read_trace
 from bridge.worker.request import printable
-from bridge.worker.timestamps import YEAR_9999, to_seconds
 
 PREFIX: Final = "sms-bridge-"
 EXPIRES_AT: Final = "sms-bridge-expires-at"
@@ -71,6 +71,8 @@ MAX_KEY_CHARACTERS: Final = 255
 # is older was never set (0), or is in other units.
 MAX_AHEAD_SECONDS: Final = 5.0
 MAX_CLAIMED_AGE_SECONDS: Final = 365 * 24 * 3600.0
+# The last moment that RFC 3339 can write.
+YEAR_9999: Final = 253_402_300_799
 
 
 class Envelope(NamedTuple):
@@ -276,3 +278,32 @@ def _read_moment(headers: dict[str, Any], name: str) -> float | None:
     if seconds is None or not 0 <= seconds <= YEAR_9999:
         raise InvalidMessageError(f"{name}: must be unix seconds or RFC 3339 with a time zone")
     return seconds
+
+
+def write_moment(seconds: float) -> str:
+    """Write unix seconds as the text that `to_seconds` reads."""
+    # pamqp writes a float in 32 bits, which would be wrong by up to a minute here.
+    return f"{seconds:.3f}"
+
+
+def to_seconds(value: object) -> float | None:
+    """Read unix seconds, or RFC 3339 with a time zone; None when it is neither."""
+    if isinstance(value, bytes | bytearray):
+        value = bytes(value).decode("ascii", "replace")
+    if isinstance(value, datetime):
+        return value.timestamp()
+    if isinstance(value, int | float | Decimal) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, str):
+        return _text_to_seconds(value)
+    return None
+
+
+def _text_to_seconds(value: str) -> float | None:
+    if value.isascii() and value.replace(".", "", 1).isdigit():
+        return float(value)
+    try:
+        moment = datetime.fromisoformat(value.upper())
+    except ValueError:
+        return None
+    return None if moment.tzinfo is None else moment.timestamp()

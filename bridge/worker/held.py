@@ -1,18 +1,32 @@
-"""The deliveries that are taken and not settled, each with the task that works on it."""
+"""Deliveries that are taken and not settled, each with the task that processes it."""
 
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Final
 
+from bridge.amqp.properties import Properties
+from bridge.amqp.wire import Body, Wire
 from bridge.config import WorkerSettings
+from bridge.telemetry.logs import Log
 from bridge.topology.declarations import request_queues
 from bridge.worker.delivery import Delivery
-from bridge.worker.envelope import is_from_ladder
+from bridge.worker.envelope import DELIVERY_COUNT, REPEATED, bare_envelope, is_from_ladder
 from bridge.worker.metrics import WorkerMetrics
+from bridge.worker.session import Session
+
+log = Log(__name__)
+
+# When more sessions in a row end without a delivery, a message is suspected of ending them.
+POISON_SESSIONS: Final = 3
+# A message that was delivered this often before is logged at each delivery.
+WARN_FROM_COUNT: Final = 4
+# While the bodies that are held have more bytes than this, the wire reads nothing. The body that it
+# is reading comes on top.
+MAX_HELD_BYTES: Final = 32 * 1024 * 1024
 
 
-class _Counters:
+class _DeliveryCounters:
     """The counters of one queue, so that none is looked up by its labels for each message."""
 
     def __init__(self, queue: str, metrics: WorkerMetrics) -> None:
@@ -24,9 +38,10 @@ class _Counters:
 
 
 class HeldDeliveries:
-    """Runs `process` for each delivery in a task of its own, and counts what comes.
+    """Makes a delivery of each message that the wire hands over, and runs `process` for it.
 
-    `process` must raise nothing. `let_go` is called with each delivery at its end.
+    `process` must raise nothing. The wire stops reading while too many bytes are held; `changed` is
+    set when it does, when it reads again, and when a session that is leaving holds nothing more.
     """
 
     def __init__(
@@ -34,18 +49,24 @@ class HeldDeliveries:
         settings: WorkerSettings,
         *,
         process: Callable[[Delivery], Coroutine[Any, Any, None]],
+        changed: asyncio.Event,
         metrics: WorkerMetrics,
     ) -> None:
         self._process = process
+        self._changed = changed
         self._main_queue = queue = settings.queue
-        self._counters = {one: _Counters(one, metrics) for one in request_queues(settings)}
+        self._urgent_queue = settings.urgent_queue
+        self._counters = {one: _DeliveryCounters(one, metrics) for one in request_queues(settings)}
         self._tasks: dict[asyncio.Task[None], Delivery] = {}
-        # What each consumer was given that has been cancelled, as far as it is held.
+        # The held deliveries of each consumer that has been cancelled.
         self._of_cancelled: list[set[Delivery]] = []
         self._last_delivery_at = 0.0
-        self.let_go: Callable[[Delivery], None] = lambda _: None
+        self._empty_sessions = 0
+        self._held_bytes = 0
+        self._wire: Wire | None = None
         # How many redelivered messages have come so far.
         self.redeliveries = 0
+        self._poison_suspected = metrics.poison_suspected
         metrics.in_progress.labels(queue).set_function(lambda: self.count)
         metrics.oldest_held.labels(queue).set_function(self._oldest)
         metrics.last_delivery.labels(queue).set_function(lambda: self._last_delivery_at)
@@ -55,33 +76,91 @@ class HeldDeliveries:
         """How many are held."""
         return len(self._tasks)
 
+    # Sessions
+
+    def begin_session(self, wire: Wire) -> None:
+        """Note that deliveries come from this wire until `end_session`."""
+        # A message that the client cannot decode ends each connection before it is handed on.
+        self._empty_sessions += 1
+        if self._empty_sessions > POISON_SESSIONS:
+            self._poison_suspected.set(1)
+            log.warning("protocol_poison_suspected", queue=self._main_queue)
+        self._wire = wire
+        self._regulate(wire)
+
+    def end_session(self, *, is_refused: bool) -> None:
+        """Note that the session is over; `is_refused`: the broker refused to deliver."""
+        self._wire = None
+        if is_refused:
+            self._clear_suspicion()
+
+    def _clear_suspicion(self) -> None:
+        self._empty_sessions = 0
+        self._poison_suspected.set(0)
+
+    # Deliveries
+
+    def make(
+        self,
+        session: Session,
+        queue: str,
+        tag: int,
+        redelivered: bool,  # noqa: FBT001  as the wire calls it
+        properties: Properties,
+        body: Body,
+    ) -> Delivery:
+        """Make a delivery of a message that has come from a queue; give it to `take`."""
+        if self._empty_sessions:
+            self._clear_suspicion()
+        session.note_delivery(queue)
+        headers = properties.headers or {}
+        delivery = Delivery(
+            body=body,
+            properties=properties,
+            # If a copy is there twice, the second may come for the first time.
+            redelivered=redelivered or REPEATED in headers,
+            tag=tag,
+            session=session,
+            envelope=bare_envelope(properties, now=time.time()),
+            queue=queue,
+            is_urgent=queue == self._urgent_queue,
+        )
+        count = headers.get(DELIVERY_COUNT, 0)
+        # A quorum queue drops a message whose delivery count exceeds its limit, by default 20 since
+        # RabbitMQ 4.0.
+        if isinstance(count, int) and count >= WARN_FROM_COUNT:
+            log.warning("delivered_often", message_id=delivery.envelope.key, before=count)
+        return delivery
+
     def take(self, delivery: Delivery) -> None:
-        """Begin to work on a delivery."""
+        """Begin to process a delivery."""
         self._count(delivery)
         task = asyncio.get_running_loop().create_task(self._process(delivery), name="delivery")
         self._tasks[task] = delivery
+        delivery.session.held += 1
+        self._held_bytes += len(delivery.body)
+        if self._held_bytes > MAX_HELD_BYTES and self._wire is not None:
+            self._regulate(self._wire)
         task.add_done_callback(self._forget)
 
-    def note_cancel(self, queue: str) -> None:
-        """Note that the consumer of a queue is cancelled that was given what is held and new."""
-        if queue == self._main_queue:
-            held = {one for one in self._tasks.values() if one.queue == queue}
-            self._of_cancelled.append(held.difference(*self._of_cancelled))
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        delivery = self._tasks.pop(task)
+        self._held_bytes -= len(delivery.body)
+        if self._wire is not None:
+            self._regulate(self._wire)
+        session = delivery.session
+        session.held -= 1
+        if session.is_leaving and not session.held:
+            self._changed.set()
 
-    @property
-    def cancelled_consumers(self) -> int:
-        """How many cancelled consumers the main queue, a quorum queue, still counts.
-
-        It does so as long as something is not acked that they were given.
-        """
-        if self._of_cancelled:
-            unacked = {one for one in self._tasks.values() if not one.is_stale}
-            left = (given & unacked for given in self._of_cancelled)
-            self._of_cancelled = [given for given in left if given]
-        return len(self._of_cancelled)
+    def _regulate(self, wire: Wire) -> None:
+        has_room = self._held_bytes <= MAX_HELD_BYTES
+        if has_room is not wire.is_reading:
+            wire.set_reading(enabled=has_room)
+            self._changed.set()
 
     def cancel(self, which: Callable[[Delivery], bool]) -> None:
-        """Cancel the work on some of them; they go back to the queue."""
+        """Cancel the processing of some of them; they go back to the queue."""
         for task, delivery in list(self._tasks.items()):
             if which(delivery):
                 task.cancel()
@@ -92,14 +171,33 @@ class HeldDeliveries:
             await asyncio.wait(self._tasks)
 
     async def cut_off(self) -> None:
-        """Cancel the work on all of them, and wait for its end."""
+        """Cancel the processing of all of them, and wait for its end."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _forget(self, task: asyncio.Task[None]) -> None:
-        self.let_go(self._tasks.pop(task))
+    # Cancelled consumers
+
+    def note_cancel(self, queue: str) -> None:
+        """Note that the consumer of a queue is cancelled, to which the latest deliveries came."""
+        if queue == self._main_queue:
+            held = {one for one in self._tasks.values() if one.queue == queue}
+            self._of_cancelled.append(held.difference(*self._of_cancelled))
+
+    @property
+    def cancelled_consumers(self) -> int:
+        """How many cancelled consumers the main queue, a quorum queue, still counts.
+
+        It counts each until every delivery of it is acked.
+        """
+        if self._of_cancelled:
+            unacked = {one for one in self._tasks.values() if not one.is_stale}
+            left = (given & unacked for given in self._of_cancelled)
+            self._of_cancelled = [given for given in left if given]
+        return len(self._of_cancelled)
+
+    # Metrics
 
     def _count(self, delivery: Delivery) -> None:
         now, counters = time.time(), self._counters[delivery.queue]
@@ -119,7 +217,7 @@ class HeldDeliveries:
             counters.queue_age.observe(max(0.0, now - published))
 
     def _oldest(self) -> float:
-        """Return when the one that has been due for longest was due, in unix seconds."""
+        """Return when the delivery that has been due for longest was due, in unix seconds."""
         envelopes = [delivery.envelope for delivery in self._tasks.values()]
         due = (max(e.dated_at or e.first_delivered_at, e.not_before or 0) for e in envelopes)
         return min(due, default=0.0)

@@ -17,7 +17,6 @@ class Identification:
     """Lets each message be worked on once at a time, and tells the other workers of its end.
 
     `cluster` is None where publishers' duplicates are not looked for at other workers.
-    `is_stopping` is set when a drain begins.
     """
 
     def __init__(
@@ -30,7 +29,7 @@ class Identification:
         breaker: CircuitBreaker,
         identity_of: IdentityOf,
     ) -> None:
-        self.is_stopping = False
+        self._is_stopping = False
         self.deduplicator = deduplicator
         self._identity_of = identity_of
         self._asker = asker
@@ -38,13 +37,17 @@ class Identification:
         self._cluster = cluster
         self._breaker = breaker
 
+    def stop(self) -> None:
+        """Ask other workers nothing more, and wait for each first message: a drain begins."""
+        self._is_stopping = True
+
     def identity_of(self, delivery: Delivery) -> MessageIdentity:
         """Return the identity of a delivery: of its id and body, or of its text and number."""
         return self._identity_of(delivery.envelope, delivery.body)
 
     async def learn(self, delivery: Delivery) -> None:
         """Have the deduplicator learn what other workers know of a redelivery."""
-        if not self.is_stopping:
+        if not self._is_stopping:
             await self._asker.learn_of(delivery, self.identity_of(delivery))
             delivery.is_asked_for = True
 
@@ -58,7 +61,7 @@ class Identification:
         if delivery.redelivered and not delivery.is_asked_for:
             await self.learn(delivery)
         cluster = self._cluster
-        if cluster is not None and not self.is_stopping:
+        if cluster is not None and not self._is_stopping:
             is_free = await cluster.until_ended_elsewhere(
                 delivery, identity, may_wait=lambda: self._may_wait_for_first
             )
@@ -115,4 +118,4 @@ class Identification:
         probe is held for up to a minute: a repeat that waited for it would take the place of a
         delivery that may end the pause.
         """
-        return self.is_stopping or self._breaker.paused is None
+        return self._is_stopping or self._breaker.paused is None

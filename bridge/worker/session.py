@@ -11,9 +11,10 @@ from bridge.amqp.wire import Wire
 class Session:
     """One stretch of consuming on one channel; over when nothing can be acked on it any more.
 
-    `prefetches`: what its consumers of each queue may have been given in all, before the broker
-    reads an ack. `last_ack_at` is a time of the event loop. `is_leaving`: nothing more of it is
-    begun, so that it can end.
+    `prefetches`: the sum of the prefetches of its consumers of each queue. `tags`: the consumer tag
+    of each queue that is consumed now. `held`: how many of its deliveries are not settled yet.
+    `last_ack_at` is a time of the event loop. `is_leaving`: nothing more of it is begun, so that it
+    can end. `has_failed`: the broker does not answer on it.
     """
 
     def __init__(self, channel: Channel, wire: Wire) -> None:
@@ -21,8 +22,10 @@ class Session:
         self.wire = wire
         self.has_failed = False
         self.is_leaving = False
+        self.held = 0
         self.last_ack_at = -math.inf
         self.prefetches: dict[str, int] = {}
+        self.tags: dict[str, str] = {}
         self._delivered: dict[str, int] = {}
         self.over = asyncio.Event()
 
@@ -33,7 +36,7 @@ class Session:
 
     @property
     def most_unacked(self) -> int:
-        """How many deliveries of it the broker may take for unacked.
+        """How many of its deliveries may be unacked, as the broker sees it.
 
         Of each queue no more than the prefetch, and no more than were made: the prefetch of a queue
         that delivers little puts no acks of the other in doubt.
@@ -42,7 +45,7 @@ class Session:
         return sum(min(most, self._delivered.get(queue, 0)) for queue, most in prefetches)
 
     def note_consumer(self, queue: str, prefetch: int) -> None:
-        """Note a consumer; what an earlier one was given is no part of its prefetch."""
+        """Note a consumer; the deliveries of an earlier one are no part of its prefetch."""
         self.prefetches[queue] = self.prefetches.get(queue, 0) + prefetch
 
     def note_delivery(self, queue: str) -> None:
@@ -60,7 +63,7 @@ class Session:
     async def until_heard_from(self, *, changed: asyncio.Event) -> None:
         """Return when the broker has answered on it, so has read every ack, or it is over.
 
-        Without an answer in time it `has_failed`, and `changed` is set: whoever consumes ends it.
+        Without an answer in time it `has_failed`, and `changed` is set, so that its consumer ends.
         """
         # In a task of its own: a closing channel cancels what waits on it.
         answer = asyncio.ensure_future(self.wire.acks_read(self.channel))

@@ -7,21 +7,21 @@ the limit is dropped.
 
 import asyncio
 import random
-from collections.abc import Callable
-from functools import partial
-from typing import Final, get_args
+from typing import Final, Protocol, get_args
 
 from bridge.amqp.properties import Properties
+from bridge.amqp.publication import Publication
 from bridge.amqp.publisher import Publisher
 from bridge.config import WorkerSettings
-from bridge.errors import PublishFault
+from bridge.errors import BrokerError, CopyRefusedError, PublishError, PublishFault, Refusal
 from bridge.telemetry.log_format import Facts, shown_seconds
 from bridge.telemetry.logs import Log
 from bridge.topology.declarations import dead_queue, request_queues, retry_queue
 from bridge.worker.cluster.repeated_copies import RepeatedCopies
 from bridge.worker.copies import copy_properties
+from bridge.worker.deduplicator import Deduplicator
 from bridge.worker.delivery import Delivery, WaitCause
-from bridge.worker.envelope import Envelope
+from bridge.worker.envelope import REPEATED, Envelope
 from bridge.worker.fates import DeliveryOutcome, FinalOutcome
 from bridge.worker.metrics import PROCESSED, WorkerMetrics
 from bridge.worker.outcomes import (
@@ -34,7 +34,6 @@ from bridge.worker.outcomes import (
 )
 from bridge.worker.sent_messages import Accepted
 from bridge.worker.spans import end_delivery
-from bridge.worker.storing import Storing
 
 log = Log(__name__)
 
@@ -43,9 +42,27 @@ JITTER_SHARE: Final = 0.2
 MAX_JITTER_SECONDS: Final = 1.0
 # Shorter waits are left out of the log and the metric: they made no message late.
 MIN_WAITED_SECONDS: Final = 0.001
+# Between two tries of a copy that the broker does not take: doubled each time, up to the second.
+FIRST_WAIT_SECONDS: Final = 0.5
+MAX_WAIT_SECONDS: Final = 5.0
+# A broker that accepts messages will not confirm later than this: the confirm is lost.
+MAX_UNCONFIRMED_SECONDS: Final = 300.0
+# When the broker has ended the connection so often at one copy that was published alone, the copy
+# is the cause.
+MAX_CONNECTIONS_ENDED: Final = 3
 
 
-class _Counters:
+class StorageWatch(Protocol):
+    """Stops all sending while the broker does not store a copy; the circuit breaker does."""
+
+    def block(self, queue: str, fault: PublishFault) -> None:
+        """Take and send nothing more: a copy for this queue is not stored."""
+
+    def unblock(self) -> None:
+        """Go on: no copy is waited for any more."""
+
+
+class _OutcomeCounters:
     """The counters of one queue, so that none is looked up by its labels for each message."""
 
     def __init__(self, queue: str, metrics: WorkerMetrics) -> None:
@@ -60,9 +77,10 @@ class _Counters:
 class Settler:
     """Settles each delivery: publishes what replaces it, acks it, reports it.
 
-    `block` is called with the queue and the fault when the broker does not store a copy, so that
-    nothing more is taken or sent, `unblock` when none waits for it any more. `may_set_aside`:
-    whether one more message may stay unacked because the broker refuses its copy.
+    `queue_missing` is set when there is no queue for a copy. A copy that was in flight when the
+    broker ended the channel may be the cause: it is published again on a channel of its own, where
+    the broker's answer is about this copy alone. A large copy is from the first, and so is one as
+    large as another that the broker has refused.
     """
 
     def __init__(
@@ -70,27 +88,26 @@ class Settler:
         settings: WorkerSettings,
         *,
         publisher: Publisher,
-        block: Callable[[str, PublishFault], None],
-        unblock: Callable[[], None],
+        storage_watch: StorageWatch,
         repeated_copies: RepeatedCopies,
-        may_set_aside: Callable[[], bool],
+        deduplicator: Deduplicator,
         metrics: WorkerMetrics,
     ) -> None:
         self._dead_queue = dead_queue(settings.queue)
-        self._storing = Storing(
-            publisher,
-            block=block,
-            unblock=unblock,
-            note_repeated=repeated_copies.note_published,
-            may_set_aside=may_set_aside,
-        )
+        self._publisher = publisher
+        self._storage_watch = storage_watch
+        self._repeated_copies = repeated_copies
+        self._deduplicator = deduplicator
         self._metrics = metrics
-        self._counters = {queue: _Counters(queue, metrics) for queue in request_queues(settings)}
+        self._counters = {
+            queue: _OutcomeCounters(queue, metrics) for queue in request_queues(settings)
+        }
         self._attempts = {
             name: metrics.attempts_per_message.labels(name) for name in get_args(FinalOutcome)
         }
         self._hurried = asyncio.Event()
-        self.queue_missing = self._storing.queue_missing
+        self._unstored: set[Delivery] = set()
+        self.queue_missing = asyncio.Event()
 
     async def replace(self, delivery: Delivery, outcome: Outcome) -> None:
         """Publish the copy that an outcome asks for, and return when it is confirmed.
@@ -105,11 +122,7 @@ class Settler:
             with delivery.waits("jitter"):
                 await self._spread(outcome.delay_seconds)
         with delivery.waits("publish"):
-            await self._storing.store(
-                delivery,
-                queue=self._target(delivery, outcome),
-                make_properties=partial(self._make_properties, delivery, outcome),
-            )
+            await self._store(delivery, outcome)
         if isinstance(outcome, Retried):
             self._counters[delivery.queue].stored.inc()
 
@@ -129,21 +142,128 @@ class Settler:
         except TimeoutError:
             pass
 
-    def _make_properties(
-        self, delivery: Delivery, outcome: Retried | Dead, max_bytes: int
-    ) -> Properties:
+    async def _store(self, delivery: Delivery, outcome: Retried | Dead) -> None:
+        """Publish a delivery's copy until the broker has confirmed it.
+
+        A copy that may yet be confirmed is waited for, and not published anew: the broker would
+        store both.
+        """
+        wait, clock = FIRST_WAIT_SECONDS, asyncio.get_running_loop().time
+        give_up_at = clock() + MAX_UNCONFIRMED_SECONDS
+        tries = _Tries(
+            delivery,
+            outcome,
+            queue=self._target(delivery, outcome),
+            refusals_before=self._publisher.refusals,
+            is_alone=self._publisher.goes_alone(delivery.body),
+        )
+        try:
+            while (error := await self._try(tries)) is not None:
+                if error.refusal is None:
+                    self._note_unstored(tries, error)
+                elif tries.proves(error.refusal):
+                    self._set_aside(tries, error.refusal)
+                    self._note_unstored(tries, error)
+                if delivery.is_stale:
+                    raise BrokerError("the channel is gone")
+                if self._publisher.is_blocked:
+                    # The broker has not read yet what is written.
+                    give_up_at = clock() + MAX_UNCONFIRMED_SECONDS
+                elif clock() >= give_up_at:
+                    give_up_at = clock() + MAX_UNCONFIRMED_SECONDS
+                    # Its own copy, or one of an earlier delivery that another worker has now.
+                    self._publisher.abandon(delivery.envelope.id_of_copies)
+                    _forget_copy(delivery)
+                    continue
+                if delivery.replacement is None:
+                    await asyncio.sleep(wait)
+                    wait = min(wait * 2, MAX_WAIT_SECONDS)
+                tries.is_alone = tries.is_alone or self._publisher.refusals != tries.refusals_before
+        finally:
+            if delivery in self._unstored:
+                self._unstored.remove(delivery)
+                if not self._unstored:
+                    self._storage_watch.unblock()
+
+    def _target(self, delivery: Delivery, outcome: Retried | Dead) -> str:
+        if isinstance(outcome, Dead):
+            return self._dead_queue
+        return retry_queue(delivery.queue, outcome.delay_seconds)
+
+    def _note_unstored(self, tries: "_Tries", error: PublishError) -> None:
+        log.warning("not_stored", queue=tries.queue, fault=error.fault, why=str(error))
+        if error.fault == "returned":
+            self.queue_missing.set()
+        self._unstored.add(tries.delivery)
+        self._storage_watch.block(tries.queue, error.fault)
+
+    def _set_aside(self, tries: "_Tries", refusal: Refusal) -> None:
+        """Raise CopyRefusedError, unless too many messages stay unacked already."""
+        is_one_too_many = not self._deduplicator.has_room_aside
+        log.error(
+            "copy_refused",
+            cause=None,
+            message_id=tries.delivery.envelope.key,
+            queue=tries.queue,
+            bytes=len(tries.delivery.body),
+            why=refusal.why,
+            remedy="the message stays unacked; raise max_message_size and restart the broker, or "
+            "stop the worker and take the message out of its queue",
+            holds_up_others=is_one_too_many or None,
+        )
+        if not is_one_too_many:
+            raise CopyRefusedError(refusal.why)
+
+    async def _try(self, tries: "_Tries") -> PublishError | None:
+        """Publish the copy, unless there is one that may yet be confirmed, and wait for that."""
+        delivery, alone = tries.delivery, tries.is_alone
+        try:
+            async with self._publisher.deadline_for(delivery.body, alone=alone) as deadline:
+                if delivery.replacement is None:
+                    delivery.replacement = await self._write(tries, deadline)
+                await delivery.replacement.stored(deadline)
+        except PublishError as error:
+            if delivery.replacement is not None and delivery.replacement.is_refused:
+                _forget_copy(delivery)
+            return error
+        return None
+
+    async def _write(self, tries: "_Tries", deadline: float) -> Publication:
+        delivery, queue = tries.delivery, tries.queue
+        # Anew for each try: another broker may take less in a frame.
+        properties = self._make_properties(delivery, tries.outcome)
+        written: Publication
+        if tries.is_alone:
+            written = await self._publisher.write_alone(
+                delivery.body, routing_key=queue, properties=properties, deadline=deadline
+            )
+        else:
+            written = await self._publisher.write(
+                delivery.body,
+                exchange="",
+                routing_key=queue,
+                properties=properties,
+                deadline=deadline,
+            )
+        if REPEATED in (properties.headers or {}):
+            self._repeated_copies.note_published(properties, delivery.body)
+        return written
+
+    def _make_properties(self, delivery: Delivery, outcome: Retried | Dead) -> Properties:
         envelope = count_attempt(delivery.envelope, outcome)
         if delivery.is_stale:
-            # Whoever has it now may have settled it, if this process was frozen for a while.
+            # Another worker may have settled it, if this process was frozen for a while.
             envelope = envelope._replace(has_been_copied=True)
         return copy_properties(
             delivery.properties,
             envelope,
             outcome,
             queue=delivery.queue,
-            max_bytes=max_bytes,
+            max_bytes=self._publisher.max_properties_bytes,
             span=() if delivery.span is None else delivery.span.headers,
         )
+
+    # The end of a delivery
 
     def ack(self, delivery: Delivery, outcome: Outcome | None) -> bool:
         """Ack a delivery that is replaced, or sent, or (None) a repeat of one that is.
@@ -165,11 +285,6 @@ class Settler:
     def report_refused(self, delivery: Delivery) -> None:
         """Report a delivery that stays unacked, because the broker refuses its copy."""
         self._count(delivery, "released", "copy_refused", None)
-
-    def _target(self, delivery: Delivery, outcome: Retried | Dead) -> str:
-        if isinstance(outcome, Dead):
-            return self._dead_queue
-        return retry_queue(delivery.queue, outcome.delay_seconds)
 
     def _report(self, delivery: Delivery, outcome: Outcome | None) -> None:
         if outcome is None:
@@ -220,6 +335,43 @@ class Settler:
         for cause, seconds in waited.items():
             self._metrics.wait_duration.labels(delivery.queue, cause).observe(seconds)
         return waited or None
+
+
+class _Tries:
+    """The tries of one copy.
+
+    `refusals_before`: how often the broker had ended the publishing channel before the first.
+    """
+
+    def __init__(
+        self,
+        delivery: Delivery,
+        outcome: Retried | Dead,
+        *,
+        queue: str,
+        refusals_before: int,
+        is_alone: bool,
+    ) -> None:
+        self.delivery = delivery
+        self.outcome = outcome
+        self.queue = queue
+        self.refusals_before = refusals_before
+        self.is_alone = is_alone
+        self._connections_ended = 0
+
+    def proves(self, refusal: Refusal) -> bool:
+        """Say whether this refusal, after those before it, shows that the copy is the cause."""
+        self._connections_ended += 1
+        return refusal.is_certain or self._connections_ended >= MAX_CONNECTIONS_ENDED
+
+
+def _forget_copy(delivery: Delivery) -> None:
+    """Have the copy published anew; note whether the one before may be stored nevertheless."""
+    if delivery.replacement is not None:
+        if delivery.replacement.may_be_stored:
+            delivery.envelope = delivery.envelope._replace(has_been_copied=True)
+        delivery.replacement.abandon()
+    delivery.replacement = None
 
 
 def count_attempt(envelope: Envelope, outcome: Retried | Dead) -> Envelope:

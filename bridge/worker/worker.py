@@ -1,19 +1,23 @@
 """Takes deliveries from the queue and gives back what it cannot finish, until it is drained.
 
-`line` is the way of each delivery, which runs in a task of ours.
+`pipeline` is the way of each delivery, which runs in a task of its own.
 """
 
 import asyncio
 import time
+from collections.abc import Mapping
 from functools import partial
+from typing import Final
 
 from bridge.amqp.client import Connection
 from bridge.amqp.publisher import Publisher
 from bridge.config import Settings
 from bridge.errors import BrokerError, CopyRefusedError
 from bridge.telemetry.logs import Log
-from bridge.topology.declarations import request_queues
+from bridge.topology.declarations import dead_queue, request_queues, retry_queues
+from bridge.topology.queue_sizes import QueueSizes, QueueWatch
 from bridge.topology.upkeep import Upkeep
+from bridge.worker.active_lock import ActiveLock
 from bridge.worker.announcer import Announcer
 from bridge.worker.cluster.answering import Answerer
 from bridge.worker.cluster.asking import Asker
@@ -21,26 +25,26 @@ from bridge.worker.cluster.deduplication import ClusterDeduplicator
 from bridge.worker.cluster.exchange import Peers
 from bridge.worker.cluster.repeated_copies import RepeatedCopies
 from bridge.worker.cluster.sharing import Sharing
-from bridge.worker.consumer import Consumer, Gauges
+from bridge.worker.consumer import Consumer
 from bridge.worker.deduplicator import Deduplicator
 from bridge.worker.delivery import Delivery
 from bridge.worker.drain import finish, hand_over
 from bridge.worker.held import HeldDeliveries
 from bridge.worker.identification import Identification
-from bridge.worker.line import Line
 from bridge.worker.message_identity import identity_function
 from bridge.worker.metrics import WorkerMetrics
 from bridge.worker.operator_pause import OperatorPause
-from bridge.worker.ordering.active_lock import ActiveLock
-from bridge.worker.ordering.keys import ordering_key
-from bridge.worker.ordering.ordered_consumer import OrderedConsumer
-from bridge.worker.ordering.turns import Turns
-from bridge.worker.own_queues import OwnQueues
+from bridge.worker.pipeline import Pipeline
 from bridge.worker.service.account import Account
 from bridge.worker.settle import Settler
 from bridge.worker.spans import WorkerSpans
+from bridge.worker.turns import Turns
 
 log = Log(__name__)
+
+# With order: how many messages are held of each queue. Enough different keys for every slot, though
+# some keys have many messages behind one that waits for its next try.
+MOST_HELD_IN_ORDER: Final = 3200
 
 
 class Worker:
@@ -62,116 +66,91 @@ class Worker:
         self._upkeep = upkeep
         self._peers = peers
         self._account = account
-        self._breaker = breaker = account.breaker
+        self._breaker = account.breaker
+        self._metrics = metrics
+        self._is_stopping = False
         self._deduplicator = Deduplicator(
             heartbeat_seconds=settings.rabbitmq.heartbeat_seconds, window_seconds=own.deduplicate
         )
-        self._identity_of = identity_function(own, short_codes=settings.sms_api.request.short_codes)
-        self._repeated_copies = RepeatedCopies(
-            peers, self._deduplicator, identity_of=self._identity_of
-        )
+        short_codes = settings.sms_api.request.short_codes
+        identity_of = identity_function(own, short_codes=short_codes)
+        repeated_copies = RepeatedCopies(peers, self._deduplicator, identity_of=identity_of)
         self._settler = Settler(
             own,
             publisher=publisher,
-            block=breaker.block,
-            unblock=breaker.unblock,
-            repeated_copies=self._repeated_copies,
-            may_set_aside=lambda: self._deduplicator.has_room_aside,
+            storage_watch=self._breaker,
+            repeated_copies=repeated_copies,
+            deduplicator=self._deduplicator,
             metrics=metrics,
         )
         metrics.copies_refused.labels(own.queue).set_function(lambda: self.copies_refused)
-        self._queues = OwnQueues(own, metrics)
-        self.operator_pause = OperatorPause(own.queue, breaker)
+        self.operator_pause = OperatorPause(own.queue, self._breaker)
+        queues = request_queues(own)
+        self._queue_roles = {
+            **dict(zip(queues, ("main", "urgent"), strict=False)),
+            dead_queue(own.queue): "dead_letter",
+            **dict.fromkeys(retry_queues(own), "retry"),
+        }
+        self._queue_watch = QueueWatch(self._note_queue_sizes)
         is_ordered = own.ordering == "recipient"
         self._lock = (
-            ActiveLock(request_queues(own), show=metrics.active.labels(own.queue).set)
-            if is_ordered
-            else None
+            ActiveLock(queues, show=metrics.active.labels(own.queue).set) if is_ordered else None
         )
-        process = partial(self._run_in_turn, Turns()) if is_ordered else self._run
-        self._held = HeldDeliveries(own, process=process, metrics=metrics)
-        self.consumer = self._make_consumer(metrics)
-        self._held.let_go = self.consumer.let_go
-        self._asker, self._answerer = self._make_asker(metrics)
+        self._held = HeldDeliveries(
+            own,
+            process=partial(self._run_in_turn, Turns()) if is_ordered else self._run,
+            changed=account.changed,
+            metrics=metrics,
+        )
+        self.consumer = Consumer(
+            own,
+            owner=self,
+            held=self._held,
+            lock=self._lock,
+            changed=account.changed,
+            metrics=metrics,
+        )
+        self._asker = Asker(
+            peers,
+            self._deduplicator,
+            most_seconds=own.redelivery_wait,
+            delays_seconds=own.retry_delays,
+            on_change=self._make_room,
+            metrics=metrics,
+        )
+        self._answerer = Answerer(
+            peers,
+            self._deduplicator,
+            is_asking=self._asker.is_asking,
+            prove_session=self.consumer.prove,
+        )
         is_deduplicating = own.deduplicate is not None and peers.is_enabled
-        self._deduplication = (
+        self._cluster_deduplicator = (
             ClusterDeduplicator(peers, self._deduplicator.sent) if is_deduplicating else None
         )
-        self._identification = self._make_identification()
-        self._line = Line(
+        self._identification = Identification(
+            deduplicator=self._deduplicator,
+            asker=self._asker,
+            repeated_copies=repeated_copies,
+            cluster=self._cluster_deduplicator,
+            breaker=self._breaker,
+            identity_of=identity_of,
+        )
+        self._pipeline = Pipeline(
             own,
             identification=self._identification,
             account=account,
             settler=self._settler,
             announcer=Announcer(publisher, outcome_exchange=own.outcome_exchange),
             spans=spans,
-            short_codes=settings.sms_api.request.short_codes,
+            short_codes=short_codes,
         )
-        self._sharing = self._make_sharing()
-
-    def _make_sharing(self) -> Sharing:
-        return Sharing(
-            self._settings.queue,
+        self._sharing = Sharing(
+            own.queue,
             self._breaker,
-            self._peers,
+            peers,
             is_registered=lambda: self.consumer.is_registered,
             cancelled_consumers=lambda: self._held.cancelled_consumers,
-        )
-
-    def _make_consumer(self, metrics: WorkerMetrics) -> Consumer | OrderedConsumer:
-        queue = self._settings.queue
-        up = {one: metrics.consumer_up.labels(one).set for one in request_queues(self._settings)}
-        gauges = Gauges(up, metrics.poison_suspected.set)
-        if self._lock is not None:
-            return OrderedConsumer(
-                self._lock,
-                urgent_queue=self._settings.urgent_queue,
-                held=self._held,
-                may_take=self._may_take,
-                changed=self._account.changed,
-                on_registered=self._on_registered,
-                on_session_over=self._on_session_over,
-                gauges=gauges,
-            )
-        consumer = Consumer(
-            queue,
-            urgent_queue=self._settings.urgent_queue,
-            prefetch=self._prefetch_of_each,
-            changed=self._account.changed,
-            on_delivery=self._held.take,
-            on_registered=self._on_registered,
-            on_session_over=self._on_session_over,
-            gauges=gauges,
-        )
-        consumer.on_cancelled = self._held.note_cancel
-        return consumer
-
-    def _make_asker(self, metrics: WorkerMetrics) -> tuple[Asker, Answerer]:
-        """Make what asks the peers, and what answers them."""
-        asker = Asker(
-            self._peers,
-            self._deduplicator,
-            most_seconds=self._settings.redelivery_wait,
-            delays_seconds=self._settings.retry_delays,
-            on_change=self._make_room,
-            metrics=metrics,
-        )
-        answerer = Answerer(
-            self._peers,
-            self._deduplicator,
-            is_asking=asker.is_asking,
-            prove_session=self.consumer.prove,
-        )
-        return asker, answerer
-
-    def _make_identification(self) -> Identification:
-        return Identification(
-            deduplicator=self._deduplicator,
-            asker=self._asker,
-            repeated_copies=self._repeated_copies,
-            cluster=self._deduplication,
-            breaker=self._breaker,
-            identity_of=self._identity_of,
         )
 
     @property
@@ -194,7 +173,7 @@ class Worker:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.operator_pause.watch(connection))
-                group.create_task(self._queues.watch(connection))
+                group.create_task(self._queue_watch.watch(connection, self._queue_roles))
                 group.create_task(self._account.keep_logging())
                 for missing in (self._settler.queue_missing, self._publisher.exchange_missing):
                     group.create_task(self._upkeep.mend(connection, missing))
@@ -210,7 +189,8 @@ class Worker:
         Returns False when deliveries had to be cut off after `timeout_seconds`, or when the
         broker may not have read the acks of some.
         """
-        self._identification.is_stopping = True
+        self._is_stopping = True
+        self._identification.stop()
         self._account.stop()
         self._sharing.leave()
         self._settler.hurry()
@@ -227,8 +207,8 @@ class Worker:
         await self._peers.until_joined(most_seconds=end_at - time.monotonic())
         self._answerer.gives_up_copies = True
         await hand_over(self.consumer, self._deduplicator, self._peers)
-        if self._deduplication is not None:
-            self._deduplication.report()
+        if self._cluster_deduplicator is not None:
+            self._cluster_deduplicator.report()
         await self._peers.leave()
         if not is_finished and self._deduplicator.expects_redeliveries:
             log.warning("acks_in_doubt")
@@ -238,21 +218,30 @@ class Worker:
         """Close the connections to the API."""
         await self._account.aclose()
 
-    def _prefetch_of_each(self) -> dict[str, int]:
-        prefetch, urgent_queue = self._prefetch(), self._settings.urgent_queue
-        each: dict[str, int] = {}
-        if urgent_queue is not None:
-            # Consumed first: where that is refused, the main queue has delivered nothing that would
-            # come back and count towards its delivery limit.
+    # What the consumer asks and tells
+
+    def prefetch_of_each(self) -> dict[str, int]:
+        """Return the wanted prefetch of each queue, the urgent one first.
+
+        If the broker refuses to let it be consumed, the main queue has delivered nothing that would
+        come back and count towards its delivery limit.
+        """
+        queues = list(reversed(request_queues(self._settings)))
+        if self._lock is not None:
+            # In a pause too, but not in an operator's.
+            self._breaker.end_passed_wait()
+            may_take = self._upkeep.is_usable and not self._breaker.is_paused_by_operator
+            return dict.fromkeys(queues, MOST_HELD_IN_ORDER if may_take else 0)
+        each = dict.fromkeys(queues, self._prefetch())
+        is_sending = not self._is_stopping and self._breaker.paused is None
+        if self._settings.urgent_queue is not None and is_sending:
             # Several slots may become free at once: while urgent messages have all of them, as many
             # more wait here, so that no ordinary ones take their place.
-            is_sending = not self._identification.is_stopping and self._breaker.paused is None
-            each[urgent_queue] = 2 * prefetch if is_sending else prefetch
-        each[self._settings.queue] = prefetch
+            each[self._settings.urgent_queue] *= 2
         return each
 
     def _prefetch(self) -> int:
-        if self._identification.is_stopping:
+        if self._is_stopping:
             # In a drain, a delivery that is a repeat is acked, and any other is left to the next
             # worker.
             return 1
@@ -260,18 +249,8 @@ class Worker:
             return 0
         return self._account.most_held()
 
-    def _may_take(self) -> bool:
-        """Whether to take messages in their order: in a pause too, but not in an operator's."""
-        self._breaker.end_passed_wait()
-        return self._upkeep.is_usable and not self._breaker.is_paused_by_operator
-
-    def _make_room(self) -> None:
-        """Take others beside those that wait for peers, when these leave few places."""
-        if self._asker.leaves_few(self.consumer.prefetch, self._account.most_sendable):
-            self._asker.put_aside()
-            self.consumer.renew()
-
-    def _on_registered(self) -> None:
+    def consumer_registered(self) -> None:
+        """Note that the broker has registered this process as a consumer."""
         self._deduplicator.consuming_again()
         if self._lock is not None:
             # No other worker sends now.
@@ -280,8 +259,8 @@ class Worker:
         # Redeliveries may have come before the broker's answer to the consume was read.
         self._make_room()
 
-    def _on_session_over(self, most_unacked: int) -> None:
-        """Let go of what waits: it comes again, and a probe must not keep its place meanwhile."""
+    def session_over(self, most_unacked: int) -> None:
+        """Give up deliveries that wait: they come again, and a probe must not keep its place."""
         self._deduplicator.connection_lost(most_unacked=most_unacked)
         self._held.cancel(
             lambda delivery: (
@@ -289,19 +268,30 @@ class Worker:
             )
         )
 
+    def _make_room(self) -> None:
+        """Take others beside those that wait for peers, when these leave few places."""
+        if self._asker.leaves_few(self.consumer.prefetch, self._account.most_sendable):
+            self._asker.put_aside()
+            self.consumer.renew()
+
+    def _note_queue_sizes(self, found: Mapping[str, QueueSizes]) -> None:
+        metrics, roles = self._metrics, self._queue_roles
+        for name, sizes in found.items():
+            metrics.queue_ready.labels(name, roles[name]).set(sizes.ready)
+            if roles[name] in {"main", "urgent"}:
+                metrics.queue_consumers.labels(name).set(sizes.consumers)
+        if found.keys() == roles.keys():
+            metrics.queue_stats_timestamp.set(time.time())
+
+    # The task of a delivery
+
     async def _run_in_turn(self, turns: Turns, delivery: Delivery) -> None:
-        # Order holds within each queue.
-        key = f"{delivery.queue} {ordering_key(delivery.properties, delivery.body)}"
-        place = turns.line_up(key)
-        try:
-            await turns.take_turn(place, delivery, learn=self._identification.learn, work=self._run)
-        finally:
-            turns.leave(place)
+        await turns.take_turn(delivery, learn=self._identification.learn, work=self._run)
 
     async def _run(self, delivery: Delivery) -> None:
         """Process a delivery; nothing that it raises leaves the task."""
         try:
-            await self._line.process(delivery)
+            await self._pipeline.process(delivery)
         except CopyRefusedError:
             self._settler.report_refused(delivery)
             # It would take a place of the prefetch for as long as the session lives.
@@ -309,7 +299,7 @@ class Worker:
         except (BrokerError, asyncio.CancelledError):
             # Unacked: the broker delivers it again, at the latest when the channel closes.
             self._settler.report_given_back(delivery)
-            if self._identification.is_stopping and delivery.redelivered:
+            if self._is_stopping and delivery.redelivered:
                 # Redeliveries come first: another one, which has to be acked, may come after this
                 # one.
                 self.consumer.renew()

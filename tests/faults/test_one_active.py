@@ -344,7 +344,7 @@ async def test_a_number_with_more_messages_than_are_held(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the bound the rest waits in the queue, and the order holds beyond it."""
-    monkeypatch.setattr("bridge.worker.ordering.ordered_consumer.MOST_HELD", 5)
+    monkeypatch.setattr("bridge.worker.worker.MOST_HELD_IN_ORDER", 5)
     (number,) = make_numbers(1)
     bench.service.misbehave({"status": 425, "to": number, "count": 1})
     async with bench.worker(**ON) as live:

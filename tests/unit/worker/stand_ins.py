@@ -164,6 +164,7 @@ class Channel:
 
     is_closed = False
     is_leaving = False
+    held = 0
 
     def __init__(self) -> None:
         self.acked: list[int] = []

@@ -5,7 +5,7 @@ that do as they are told.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,18 +16,19 @@ from bridge.amqp.channels import ACKS_HELD_BACK_SECONDS, RPC_TIMEOUT_SECONDS
 from bridge.amqp.client import ChannelAccessRefused, Connection
 from bridge.amqp.properties import Properties
 from bridge.amqp.wire import DeliveryHandler
+from bridge.config import WorkerSettings
 from bridge.errors import BrokerError
 from bridge.worker.consumer import (
     LARGE_RPC_TIMEOUT_SECONDS,
     USUAL_BODY_BYTES,
     WATCH_SECONDS,
     Consumer,
-    Gauges,
 )
 from bridge.worker.delivery import Delivery
 from bridge.worker.envelope import DELIVERY_COUNT, REPEATED
-from bridge.worker.intake import MAX_HELD_BYTES, POISON_SESSIONS, WARN_FROM_COUNT
+from bridge.worker.held import MAX_HELD_BYTES, POISON_SESSIONS, WARN_FROM_COUNT, HeldDeliveries
 from tests.clock import LeapingWorld
+from tests.deliveries import make_delivery
 from tests.ears import Ears
 
 MIB = 1024 * 1024
@@ -126,7 +127,7 @@ class Wire:
 
 
 class World(LeapingWorld):
-    """A consumer between a broker and who takes its deliveries."""
+    """A consumer between a broker and deliveries that are held until they are let go."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,24 +136,44 @@ class World(LeapingWorld):
         self.taken: list[Delivery] = []
         self.lost: list[int] = []
         self.registrations = 0
+        self._ends: dict[Delivery, asyncio.Event] = {}
         self.changed = asyncio.Event()
         self.channel = Channel(self.loop)
         self.wire = Wire()
+        settings = WorkerSettings(queue="q")
+        self.held = HeldDeliveries(
+            settings, process=self._process, changed=self.changed, metrics=self.metrics
+        )
         self.consumer = Consumer(
-            "q",
-            urgent_queue="q.urgent",
-            prefetch=lambda: self.prefetches or {"q": self.prefetch},
+            settings,
+            owner=self,
+            held=self.held,
+            lock=None,
             changed=self.changed,
-            on_delivery=self.taken.append,
-            on_registered=self._note_registration,
-            on_session_over=self.lost.append,
-            gauges=Gauges(
-                {"q": self.metrics.consumer_up.labels("q").set}, self.metrics.poison_suspected.set
-            ),
+            metrics=self.metrics,
         )
 
-    def _note_registration(self) -> None:
+    def _process(self, delivery: Delivery) -> Coroutine[Any, Any, object]:
+        self.taken.append(delivery)
+        self._ends[delivery] = asyncio.Event()
+        return self._ends[delivery].wait()
+
+    def prefetch_of_each(self) -> dict[str, int]:
+        """Return the prefetch of each queue."""
+        return self.prefetches or {"q": self.prefetch}
+
+    def consumer_registered(self) -> None:
+        """Count it."""
         self.registrations += 1
+
+    def session_over(self, most_unacked: int) -> None:
+        """Note how many were unacked."""
+        self.lost.append(most_unacked)
+
+    async def let_go(self, delivery: Delivery) -> None:
+        """End the work on a delivery."""
+        self._ends[delivery].set()
+        await turns()
 
     def connect(self) -> Connection:
         """Return a connection on which nothing has happened."""
@@ -287,16 +308,13 @@ def test_without_a_prefetch_it_consumes_nothing(world: World, ears: Ears) -> Non
 
 def test_a_new_consumer_on_demand(world: World) -> None:
     """`renew` leaves what is held unacked out of the prefetch, once, and says so in between."""
-    asked_then = []
 
     async def play() -> None:
         async with world.serving():
-            world.consumer.on_cancelled = lambda _: asked_then.append([*world.channel.asked])
             world.consumer.renew()
             await turns()
             anew = [*consuming(10), ("cancel", None), *consuming(10)]
             assert world.channel.asked == anew
-            assert asked_then == [anew[:-2]]
             await asyncio.sleep(2.5 * WATCH_SECONDS)
             assert world.channel.asked == anew
 
@@ -320,7 +338,7 @@ def test_large_bodies_make_the_prefetch_smaller(world: World, size: int, prefetc
     async def play() -> None:
         world.prefetch = 1000
         async with world.serving():
-            world.consumer.let_go(world.deliver(size))
+            await world.let_go(world.deliver(size))
             await turns()
             assert world.channel.asked[-2:] == consuming(prefetch)
 
@@ -333,11 +351,11 @@ def test_a_large_body_is_forgotten_behind_small_ones(world: World) -> None:
     async def play() -> int:
         world.prefetch = 1000
         async with world.serving():
-            world.consumer.let_go(world.deliver(MIB))
+            await world.let_go(world.deliver(MIB))
             await turns()
             small = 0
             while world.channel.asked[-2:] != consuming(1000):
-                world.consumer.let_go(world.deliver(100))
+                await world.let_go(world.deliver(100))
                 await turns()
                 small += 1
             return small
@@ -404,10 +422,10 @@ def test_nothing_is_read_while_too_much_is_held(world: World) -> None:
             await asyncio.sleep(2 * WATCH_SECONDS)
             assert world.wire.kept_alive >= 2
             assert world.channel.asked == consuming(10)
-            world.consumer.let_go(second)
+            await world.let_go(second)
             states.append(world.wire.is_reading)
             assert states == [False, True]
-            world.consumer.let_go(first)
+            await world.let_go(first)
             await turns()
             assert world.channel.asked == [*consuming(10), ("cancel", None), *consuming(1)]
 
@@ -422,7 +440,7 @@ def test_what_a_lost_session_left_counts_for_the_next_one(world: World) -> None:
             held = world.deliver(MAX_HELD_BYTES + 1)
         async with world.serving():
             assert (world.wire.is_reading, world.channel.asked) == (False, [])
-            world.consumer.let_go(held)
+            await world.let_go(held)
             await turns()
             assert world.wire.is_reading
             assert world.channel.asked == consuming(1)
@@ -706,5 +724,61 @@ def test_a_queue_that_is_deleted_ends_the_session(world: World) -> None:
             await turns()
             with pytest.raises(BrokerError, match=r"cancelled the consumer of q\.urgent"):
                 serving.result()
+
+    world.run(play())
+
+
+# Cancelled consumers
+
+
+def take(world: World, session: object) -> Delivery:
+    """Take a delivery that is held."""
+    delivery = make_delivery(session=session)
+    world.held.take(delivery)
+    return delivery
+
+
+def make_session() -> Any:
+    """Make what stands for a session that lasts."""
+    channel = SimpleNamespace(is_closed=False)
+    return SimpleNamespace(is_over=False, is_leaving=False, held=0, channel=channel)
+
+
+def test_cancelled_consumers_count_as_long_as_something_of_theirs_is_held(world: World) -> None:
+    """Each that was given something and has not seen all of it acked is one; others are none."""
+
+    async def play() -> None:
+        held, session = world.held, make_session()
+        held.note_cancel("q")
+        assert held.cancelled_consumers == 0
+        first, second = take(world, session), take(world, session)
+        await turns()
+        assert held.cancelled_consumers == 0
+        held.note_cancel("q")
+        held.note_cancel("q")
+        third = take(world, session)
+        await turns()
+        held.note_cancel("q.urgent")
+        held.note_cancel("q")
+        assert held.cancelled_consumers == 2
+        await world.let_go(first)
+        assert held.cancelled_consumers == 2
+        await world.let_go(second)
+        assert held.cancelled_consumers == 1
+        await world.let_go(third)
+        assert held.cancelled_consumers == 0
+
+    world.run(play())
+
+
+def test_no_consumer_outlives_its_session(world: World) -> None:
+    """With the channel all of its consumers end, whatever is still worked on."""
+
+    async def play() -> None:
+        session = make_session()
+        take(world, session)
+        world.held.note_cancel("q")
+        session.channel.is_closed = True
+        assert world.held.cancelled_consumers == 0
 
     world.run(play())

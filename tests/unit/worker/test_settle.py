@@ -14,14 +14,15 @@ import pytest
 from bridge.amqp.properties import Properties
 from bridge.amqp.publication import READ_ITERATIONS
 from bridge.amqp.publisher import Publisher
+from bridge.amqp.wire import LARGE_BODY_BYTES
 from bridge.config import WorkerSettings
-from bridge.errors import BrokerError, Confirm
+from bridge.errors import BrokerError, Confirm, CopyRefusedError, Refusal
 from bridge.worker import envelope
+from bridge.worker.deduplicator import MAX_SET_ASIDE, Deduplicator
 from bridge.worker.delivery import Delivery, WaitCause
 from bridge.worker.outcomes import Dead, Outcome, Policy, Retried, Sent
 from bridge.worker.sent_messages import Accepted
-from bridge.worker.settle import Settler, accepted
-from bridge.worker.storing import MAX_UNCONFIRMED_SECONDS
+from bridge.worker.settle import MAX_UNCONFIRMED_SECONDS, Settler, accepted
 from tests.breakers import make_breaker
 from tests.clock import LeapingWorld
 from tests.deliveries import make_delivery
@@ -45,20 +46,20 @@ class World(LeapingWorld):
         self.broker = Broker(self.loop)
         self.channel = Channel()
         self.breaker = make_breaker(Policy.of(WorkerSettings()), self.metrics, clock=self.loop.time)
+        self.deduplicator = Deduplicator(heartbeat_seconds=10)
         self.settler = Settler(
             WorkerSettings(queue="q"),
             publisher=cast("Publisher", self.broker),
-            block=self.breaker.block,
-            unblock=self.breaker.unblock,
+            storage_watch=self.breaker,
             repeated_copies=nobody_told(self.metrics),
-            may_set_aside=lambda: True,
+            deduplicator=self.deduplicator,
             metrics=self.metrics,
         )
 
-    def delivery(self, *, redelivered: bool = False) -> Delivery:
+    def delivery(self, *, redelivered: bool = False, body: bytes = BODY) -> Delivery:
         """Take a delivery of a message that was tried twice, once without a clear end."""
         return make_delivery(
-            body=BODY,
+            body=body,
             properties=Properties(message_id="m-1"),
             redelivered=redelivered,
             session=self.channel,
@@ -373,6 +374,78 @@ def test_a_copy_of_what_the_broker_delivers_again_is_given_up(world: World) -> N
         world.replace(UNSENT)
     assert not world.breaker.is_broker_blocked
     assert world.broker.published == []
+
+
+# A copy that the broker refuses for itself
+
+TOO_LARGE = Refusal("message size 2 is larger than configured max size 1", is_certain=True)
+ENDED = Refusal("INTERNAL_ERROR", is_certain=False)
+LARGE = bytes(LARGE_BODY_BYTES + 1)
+
+
+@pytest.mark.parametrize("refused", [[TOO_LARGE], []], ids=["refused", "beside the refused one"])
+def test_a_copy_in_flight_when_the_channel_ended(
+    world: World, refused: list[Refusal | None]
+) -> None:
+    """It is published alone, where the broker's answer is about it, and nobody else is held up."""
+    world.broker.refused_alone = list(refused)
+    world.broker.faults = ["error"]
+
+    async def replace() -> None:
+        replacing = asyncio.create_task(world.settler.replace(world.delivery(), UNSENT))
+        await asyncio.sleep(0)
+        world.broker.refusals += 1
+        await replacing
+
+    if refused:
+        with pytest.raises(CopyRefusedError, match="larger than configured"):
+            world.run(replace())
+    else:
+        world.run(replace())
+
+    assert len(world.broker.published) == (0 if refused else 1)
+    assert not world.breaker.is_broker_blocked
+
+
+@pytest.mark.parametrize(
+    ("refusals", "is_refused"), [([ENDED] * 2, False), ([ENDED] * 3, True), ([TOO_LARGE], True)]
+)
+def test_a_large_copy_is_alone_from_the_first(
+    world: World, refusals: list[Refusal | None], *, is_refused: bool
+) -> None:
+    """A connection that ends may have other causes, twice; none of it holds up anybody."""
+    world.broker.refused_alone = list(refusals)
+    told = ""
+    try:
+        world.run(world.settler.replace(world.delivery(body=LARGE), UNSENT))
+    except CopyRefusedError as error:
+        told = str(error)
+
+    assert bool(told) == is_refused
+    assert world.value("pauses_total", reason="broker_blocked") == 0
+
+
+def test_when_too_many_stay_unacked_the_others_wait(world: World) -> None:
+    """The copy is tried again until it is stored, and nothing new is taken meanwhile."""
+    world.deduplicator.set_aside_count = MAX_SET_ASIDE
+    world.broker.refused_alone = [TOO_LARGE] * 3
+    world.run(world.settler.replace(world.delivery(body=LARGE), UNSENT))
+
+    assert world.value("pauses_total", reason="broker_blocked") == 1
+    assert not world.breaker.is_broker_blocked
+
+
+@pytest.mark.parametrize(("refusal", "is_marked"), [(TOO_LARGE, False), (ENDED, True)])
+def test_what_the_broker_may_have_stored_before_it_ended_the_connection(
+    world: World, refusal: Refusal, *, is_marked: bool
+) -> None:
+    """It may have ended that for another message; a channel it ends for the copy alone."""
+    world.deduplicator.set_aside_count = MAX_SET_ASIDE
+    delivery = world.delivery(body=LARGE)
+    world.broker.refused_alone = [refusal]
+    world.run(world.settler.replace(delivery, UNSENT))
+
+    assert delivery.envelope.has_been_copied is is_marked
 
 
 # What a repeat is answered

@@ -144,9 +144,9 @@ class World(LeapingWorld):
     def lose_connection(self) -> None:
         """Have the session end, as the consumer tells of it, and begin anew with the next one."""
         self.connection.is_over = True
-        self.worker._on_session_over(self.connection.most_unacked)
+        self.worker.session_over(self.connection.most_unacked)
         self.connection = Connection(self.told)
-        self.worker._on_registered()
+        self.worker.consumer_registered()
 
     def settle(self, **facts: Any) -> list[str]:
         """Take a delivery, and return all that was told when it has its end."""

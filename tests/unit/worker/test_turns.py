@@ -3,13 +3,14 @@
 import asyncio
 from collections.abc import Iterator
 from contextlib import closing
-from functools import partial
 from typing import Any
 
 import pytest
 
+from bridge.amqp.properties import Properties
 from bridge.worker.delivery import Delivery
-from bridge.worker.ordering.turns import Turns
+from bridge.worker.envelope import ORDERING_KEY
+from bridge.worker.turns import Turns, ordering_key
 from tests.clock import LeapingWorld
 from tests.deliveries import make_delivery
 from tests.unit.worker.stand_ins import Channel
@@ -31,15 +32,13 @@ class World(LeapingWorld):
         """Take a delivery, in a task of its own."""
         delivery = make_delivery(
             name,
+            properties=Properties(headers={ORDERING_KEY: key}),
             redelivered=redelivered,
             session=self.lane,
             clock=self.loop.time,
         )
-        place = self.turns.line_up(key)
-        taking = self.turns.take_turn(place, delivery, learn=self._learn, work=self._work)
-        task = self.loop.create_task(taking)
-        task.add_done_callback(lambda _: self.turns.leave(place))
-        self.tasks.append(task)
+        taking = self.turns.take_turn(delivery, learn=self._learn, work=self._work)
+        self.tasks.append(self.loop.create_task(taking))
 
     async def _learn(self, _delivery: Delivery) -> None:
         await asyncio.sleep(self.learn_seconds)
@@ -146,15 +145,50 @@ def test_nothing_of_a_session_that_is_over_is_begun(world: World) -> None:
     assert world.begun == [(0, "a")]
 
 
-def test_who_leaves_behind_another_calls_nobody() -> None:
-    """Who is the first need not be told of it, and the last not that another one is gone."""
-    turns, calls = Turns(), list[str]()
-    first, second, third = (turns.line_up("k") for _ in range(3))
-    for name, place in (("first", first), ("second", second), ("third", third)):
-        place.when_first(partial(calls.append, name))
-    turns.leave(second)
-    assert calls == []
-    turns.leave(first)
-    assert calls == ["third"]
-    turns.leave(third)
-    assert turns._lines == {}
+def test_a_place_in_the_middle_that_leaves_calls_nobody(world: World) -> None:
+    """The one behind it waits until all before it are gone."""
+
+    async def play() -> None:
+        for name in "abc":
+            world.take(name)
+        await asyncio.sleep(0.5)
+        world.tasks[1].cancel()
+        await world.all_done()
+
+    world.start()
+    world.run(play())
+
+    assert world.begun == [(0, "a"), (1, "c")]
+    assert world.turns._lines == {}
+
+
+NUMBER = "+491713920001"
+BODY = b'{"to":"%s","from":"Acme","text":"Hi"}' % NUMBER.encode()
+
+
+@pytest.mark.parametrize(
+    ("headers", "key"),
+    [
+        (None, NUMBER),
+        ({}, NUMBER),
+        ({ORDERING_KEY: "order 7"}, "order 7"),
+        ({ORDERING_KEY: b"order 7"}, "order 7"),
+        ({ORDERING_KEY: ""}, NUMBER),
+        ({ORDERING_KEY: 7}, NUMBER),
+    ],
+)
+def test_the_key_that_is_named_comes_before_the_number(
+    headers: dict[str, Any] | None, key: str
+) -> None:
+    """A text that the publisher set, else the recipient."""
+    delivery = make_delivery(properties=Properties(headers=headers), body=BODY)
+    assert ordering_key(delivery) == key
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"no json", b"[]", b"7", b"{}", b'{"to": 7}', b"[" * 100_000, b'"\xff"', b"9" * 5000],
+)
+def test_a_message_that_cannot_be_read_has_the_empty_key(body: bytes) -> None:
+    """It is found invalid when its turn comes."""
+    assert ordering_key(make_delivery(body=body)) == ""

@@ -1,6 +1,7 @@
-"""The straight line from a delivery to its end: identify, dispatch, replace, ack, settle, announce.
+"""The way of a delivery, one step after the other: identify, wait until allowed, send, settle.
 
-`Line.process` is the whole way, one stage after the other.
+`consumer` and `held` take each delivery from the wire and begin a task, in which
+`Pipeline.process` runs.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ from bridge.config import WorkerSettings
 from bridge.errors import BrokerError, CopyRefusedError, InvalidMessageError
 from bridge.telemetry.logs import Log
 from bridge.worker.announcer import Announcer
-from bridge.worker.deduplicator import InFlight, New, Released, Repeat, Wait
+from bridge.worker.deduplicator import New, Released, Repeat, Wait
 from bridge.worker.delivery import Delivery
 from bridge.worker.envelope import Envelope, read_envelope
 from bridge.worker.identification import Identification
@@ -25,13 +26,13 @@ from bridge.worker.spans import WorkerSpans
 
 log = Log(__name__)
 
-# A longer step of the ladder is cut to this where a message keeps its place: the broker waits 30
-# minutes for an ack (consumer_timeout), and others may be held behind it.
+# A longer step of the retry ladder is cut to this where a message keeps its place: the broker waits
+# 30 minutes for an ack (consumer_timeout), and others may be held behind it.
 MOST_WAIT_SECONDS: Final = 600.0
 
 
-class Line:
-    """Takes one delivery from its claim to its ack.
+class Pipeline:
+    """Takes one delivery from its identification to its ack.
 
     `spans` is None where none are exported. `short_codes`: whether they are recipients.
     """
@@ -58,7 +59,7 @@ class Line:
         self._is_ordered = settings.ordering == "recipient"
 
     async def process(self, delivery: Delivery) -> None:
-        """Send one message, or what it becomes instead, and ack it when that is confirmed.
+        """Send one message, or store what replaces it, and ack it when that is confirmed.
 
         Raises `BrokerError` or `CancelledError` where it stays unacked, and so comes again.
         """
@@ -66,55 +67,38 @@ class Line:
             self._spans.begin(delivery)
         identity = self._identification.identity_of(delivery)
         match await self._identification.identify(delivery, identity):
-            case New(in_flight=in_flight, released=released):
-                await self._work_on(delivery, in_flight, _go_on_with(delivery, released))
+            case New() as new:
+                outcome = await self._send_and_store(delivery, new)
+                at = self._settle(delivery, new, outcome)
+                await self._announcer.announce(
+                    delivery.properties, delivery.envelope, outcome, at, trace=delivery.trace
+                )
             case Repeat(first=first):
-                await self._end_repeat(delivery, identity, first)
+                await self._settle_repeat(delivery, identity, first)
             case Wait():
-                await self._defer_repeat(delivery, identity)
+                await self._put_off_repeat(delivery, identity)
 
-    async def _work_on(
-        self, delivery: Delivery, in_flight: InFlight, outcome: Outcome | None
-    ) -> None:
-        """Send a message, unless its outcome is decided already, and settle it."""
-        recalled = outcome
+    # A new message
+
+    async def _send_and_store(self, delivery: Delivery, new: New) -> Outcome:
+        """Send a message, unless its outcome is decided already, and store what replaces it."""
+        outcome = recalled = _go_on_with(delivery, new.released)
         try:
             if outcome is None:
-                outcome = await self._dispatch(delivery)
+                outcome = await self._send(delivery)
             while self._is_ordered and _is_tried_again(outcome):
                 await self._wait_for_next_try(delivery, outcome, is_reported=outcome is recalled)
                 delivery.envelope = count_attempt(delivery.envelope, outcome)
                 outcome = None
-                outcome = await self._dispatch(delivery)
+                outcome = await self._send(delivery)
             await self._settler.replace(delivery, outcome)
         except BaseException as error:
-            # A try is counted when its wait is over.
-            released = Released(
-                delivery.envelope,
-                _rest_of(delivery, outcome),
-                delivery.replacement,
-                waits_in_place=self._is_ordered and _is_tried_again(outcome),
-            )
-            delivery.free_slot()
-            is_refused = isinstance(error, CopyRefusedError)
-            self._identification.release(in_flight, released, is_refused=is_refused)
+            self._release(delivery, new, outcome, is_refused=isinstance(error, CopyRefusedError))
             raise
-        acked = self._settler.ack(delivery, outcome)
-        # The ack leaves at the end of this turn of the event loop; the next POST is after it.
-        asyncio.get_running_loop().call_soon(delivery.free_slot)
-        at = time.time()
-        acceptance = accepted(delivery.envelope, outcome, at)
-        self._identification.settle(in_flight, acceptance, acked=acked)
-        await self._announcer.announce(
-            delivery.properties, delivery.envelope, outcome, at, trace=delivery.trace
-        )
+        return outcome
 
-    def _read_envelope(self, delivery: Delivery) -> Envelope:
-        urgent_queue = self._settings.urgent_queue
-        return read_envelope(delivery.properties, delivery.envelope, urgent_queue=urgent_queue)
-
-    async def _dispatch(self, delivery: Delivery) -> Outcome:
-        """Read a message and have it sent; whatever is wrong with it becomes an outcome."""
+    async def _send(self, delivery: Delivery) -> Outcome:
+        """Read a message and send it when that is allowed; any fault of it becomes an outcome."""
         try:
             delivery.envelope = self._read_envelope(delivery)
             request = self._reader.read(delivery.body)
@@ -127,6 +111,34 @@ class Line:
             log.exception("internal_error", message_id=delivery.envelope.key)
             name = type(error).__name__
             return Dead(reason="internal_error", detail=f"a bug in the bridge: {name}")
+
+    def _settle(self, delivery: Delivery, new: New, outcome: Outcome) -> float:
+        """Ack a message that is sent or replaced; return when, in unix seconds."""
+        acked = self._settler.ack(delivery, outcome)
+        # The ack leaves at the end of this turn of the event loop; the next POST is after it.
+        asyncio.get_running_loop().call_soon(delivery.free_slot)
+        at = time.time()
+        acceptance = accepted(delivery.envelope, outcome, at)
+        self._identification.settle(new.in_flight, acceptance, acked=acked)
+        return at
+
+    def _release(
+        self, delivery: Delivery, new: New, outcome: Outcome | None, *, is_refused: bool
+    ) -> None:
+        """Remember how a message goes on that is not settled."""
+        released = Released(
+            delivery.envelope,
+            _rest_of(delivery, outcome),
+            delivery.replacement,
+            # A try is counted when its wait is over.
+            waits_in_place=self._is_ordered and _is_tried_again(outcome),
+        )
+        delivery.free_slot()
+        self._identification.release(new.in_flight, released, is_refused=is_refused)
+
+    def _read_envelope(self, delivery: Delivery) -> Envelope:
+        urgent_queue = self._settings.urgent_queue
+        return read_envelope(delivery.properties, delivery.envelope, urgent_queue=urgent_queue)
 
     async def _wait_for_next_try(
         self, delivery: Delivery, outcome: Retried, *, is_reported: bool
@@ -148,7 +160,9 @@ class Line:
         with delivery.waits("next_try"):
             await asyncio.sleep(min(outcome.delay_seconds, MOST_WAIT_SECONDS))
 
-    async def _end_repeat(
+    # A repeat
+
+    async def _settle_repeat(
         self, delivery: Delivery, identity: MessageIdentity, first: Accepted | None
     ) -> None:
         """Ack a repeat of a settled message, and answer it as the first was."""
@@ -158,7 +172,7 @@ class Line:
             delivery.properties, delivery.envelope, first, trace=delivery.trace
         )
 
-    async def _defer_repeat(self, delivery: Delivery, identity: MessageIdentity) -> None:
+    async def _put_off_repeat(self, delivery: Delivery, identity: MessageIdentity) -> None:
         """Replace a repeat by a copy that comes when its first may be settled."""
         released = self._deduplicator.take_released_repeat(
             identity, redelivered=delivery.redelivered
