@@ -48,7 +48,7 @@ class HeldDeliveries:
         self,
         settings: WorkerSettings,
         *,
-        process: Callable[[Delivery], Coroutine[Any, Any, None]],
+        process: Callable[[Delivery], Coroutine[Any, Any, object]],
         changed: asyncio.Event,
         metrics: WorkerMetrics,
     ) -> None:
@@ -57,7 +57,7 @@ class HeldDeliveries:
         self._main_queue = queue = settings.queue
         self._urgent_queue = settings.urgent_queue
         self._counters = {one: _DeliveryCounters(one, metrics) for one in request_queues(settings)}
-        self._tasks: dict[asyncio.Task[None], Delivery] = {}
+        self._tasks: dict[asyncio.Task[object], Delivery] = {}
         # The held deliveries of each consumer that has been cancelled.
         self._of_cancelled: list[set[Delivery]] = []
         self._last_delivery_at = 0.0
@@ -143,7 +143,7 @@ class HeldDeliveries:
             self._regulate(self._wire)
         task.add_done_callback(self._forget)
 
-    def _forget(self, task: asyncio.Task[None]) -> None:
+    def _forget(self, task: asyncio.Task[object]) -> None:
         delivery = self._tasks.pop(task)
         self._held_bytes -= len(delivery.body)
         if self._wire is not None:

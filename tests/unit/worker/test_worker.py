@@ -125,7 +125,7 @@ class World(LeapingWorld):
         redelivered: bool = False,
         reply_to: str | None = None,
         message_id: str = "m-1",
-    ) -> "asyncio.Task[None]":
+    ) -> "asyncio.Task[object]":
         """Have the broker deliver a message (a look inside: the consumer calls this)."""
         before = set(self.worker._held._tasks)
         self.worker._held.take(
