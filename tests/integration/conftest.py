@@ -19,11 +19,11 @@ import sys
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import CompletedProcess
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import aio_pika
 import anyio
@@ -362,6 +362,102 @@ async def open_amqp(url: str) -> AsyncIterator[Amqp]:
     connection = await aio_pika.connect(url, timeout=SECONDS)
     async with connection:
         yield await Amqp(connection).open()
+
+
+@dataclass
+class Line:
+    """A worker, its queue, and a publisher in front of it."""
+
+    amqp: Amqp
+    canaries: Canaries
+    worker: Running
+    queue: str
+
+    def request(self, **members: str) -> dict[str, str]:
+        """Make up a send request."""
+        return self.canaries.request(**members)
+
+    async def publish(self, request: object, **properties: Any) -> None:
+        """Publish a send request; bytes go out as they are."""
+        body = request if isinstance(request, bytes) else json.dumps(request).encode()
+        await self.amqp.publish(self.queue, body, **properties)
+
+    async def outcome(self, request: object, **properties: Any) -> dict[str, Any]:
+        """Publish a send request and return its outcome event."""
+        async with self.replies() as replies:
+            mark = uuid.uuid4().hex
+            await self.publish(request, reply_to=replies, correlation_id=mark, **properties)
+            message = await self.amqp.take(replies, correlation_id=mark)
+        event: dict[str, Any] = json.loads(message.body)
+        return event
+
+    @asynccontextmanager
+    async def replies(self) -> AsyncIterator[str]:
+        """Lend a queue for outcome events."""
+        queue = await self.amqp.channel.declare_queue(exclusive=True)
+        try:
+            yield queue.name
+        finally:
+            await queue.delete(if_unused=False, if_empty=False)
+
+    async def dead_letter(self, request: object, **properties: Any) -> AbstractIncomingMessage:
+        """Publish a send request and return the dead letter that becomes of it."""
+        properties.setdefault("message_id", uuid.uuid4().hex)
+        await self.publish(request, **properties)
+        return await self.amqp.take(f"{self.queue}.dead", message_id=properties["message_id"])
+
+    async def settled(self) -> float:
+        """Count the deliveries that have come to an end."""
+        return await self.worker.metric("sms_bridge_worker_messages_processed_total")
+
+    async def until_settled(self, count: float) -> None:
+        """Return when so many deliveries have come to an end."""
+        await self.worker.until_metric("sms_bridge_worker_messages_processed_total", count)
+
+
+class Post(NamedTuple):
+    """One HTTP request as it came over the wire; the names of headers are in lower case."""
+
+    first_line: str
+    headers: dict[str, str]
+    body: bytes
+
+
+class HttpStub:
+    """An HTTP server that keeps each request, answers what `answer` makes of it, and closes."""
+
+    def __init__(self, answer: Callable[[Post], bytes]) -> None:
+        self.url = ""
+        self.posts: list[Post] = []
+        self._answer = answer
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one request."""
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        first_line, *lines = head.split("\r\n")[:-2]
+        headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
+        body = await reader.readexactly(int(headers.get("content-length", 0)))
+        self.posts.append(Post(first_line, headers, body))
+        writer.write(self._answer(self.posts[-1]))
+        # A client reads only as much as it wants.
+        with suppress(ConnectionError):
+            await writer.drain()
+        writer.close()
+
+
+@asynccontextmanager
+async def http_stub(answer: Callable[[Post], bytes]) -> AsyncIterator[HttpStub]:
+    """Serve a stub on a free port."""
+    stub = HttpStub(answer)
+    async with await asyncio.start_server(stub.serve, "127.0.0.1", 0) as server:
+        stub.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        yield stub
+
+
+def http_answer(status: int, body: bytes = b"", kind: str = "application/json") -> bytes:
+    """Write a whole answer."""
+    head = f"HTTP/1.1 {status} Fine\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
+    return f"{head}Connection: close\r\n\r\n".encode() + body
 
 
 class Service:

@@ -2,29 +2,17 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
-from pydantic import SecretStr
 
 from bridge.amqp.client import Connection
-from bridge.amqp.connecting import open_connection
-from bridge.config import Settings
 from bridge.telemetry.metrics import Registry, new_registry
 from bridge.topology.queue_sizes import QueueSizes, read_queue
 from bridge.webhook.metrics import WebhookMetrics
 from bridge.webhook.own_queue import watched
-from tests.integration.conftest import Amqp, eventually, unique
+from tests.integration.conftest import Amqp, connected, eventually, unique
 
 EVENTS = 3
-
-
-@asynccontextmanager
-async def connected(url: str) -> AsyncIterator[Connection]:
-    rabbitmq = Settings.model_validate({"rabbitmq": {"url": url}}).rabbitmq
-    connection = await open_connection(rabbitmq, SecretStr(url), name="test")
-    async with connection:
-        yield connection
 
 
 @pytest.fixture
