@@ -37,10 +37,6 @@ app = typer.Typer()
 def drain(  # noqa: PLR0913  an option each
     context: typer.Context,
     *,
-    to_dead: Annotated[  # noqa: ARG001  accepted, and needless: there is no other place
-        bool,
-        typer.Option("--to-dead", hidden=True),
-    ] = False,
     reason: Annotated[
         str,
         typer.Option(metavar="TEXT", help="Why: a line for others to read, without phone numbers."),

@@ -241,7 +241,7 @@ async def _no_binding(site: Site) -> None:
         (_policy("", **{"max-length": 10}), "", "drop-head"),
         (_policy(".dead", **{"delivery-limit": 3}), ".dead", "4 times"),
         (_policy(".dead", expires=3600000), ".dead", "unused"),
-        (_queue(".retry.5s", queue_type="classic", message_ttl=5000), ".retry.5s", "restarts"),
+        (_queue(".retry.5s", queue_type="classic", message_ttl=5000), ".retry.5s", "x-queue-type"),
         (_queue(".dead", queue_type="classic"), ".dead", "x-queue-type"),
     ],
     ids=["ttl", "drop-head", "delivery-limit", "expires", "retry", "dead"],

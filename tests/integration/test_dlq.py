@@ -199,46 +199,6 @@ async def test_a_list_tells_letters_with_one_id(graveyard: Graveyard) -> None:
     assert b"repeat" not in some.stderr
 
 
-async def test_no_number_of_looks_loses_a_dead_letter(graveyard: Graveyard) -> None:
-    ids = await graveyard.fill(5)
-    for _ in range(3 * LIMIT):
-        assert set(await _look(graveyard)) == ids
-        await graveyard.until_at_rest(0, 5)
-
-    left = await graveyard.amqp.take_all(graveyard.dead)
-
-    assert Counter(message.message_id for message in left) == Counter(ids)
-    assert {message.headers["sms-bridge-copies"] for message in left} == {3}
-
-
-async def test_a_plain_look_would_lose_dead_letters(graveyard: Graveyard, amqp_url: str) -> None:
-    await graveyard.bury()
-    connection = await aio_pika.connect(amqp_url)
-    async with connection:
-        for _ in range(LIMIT + 1):
-            channel = await connection.channel()
-            source = await channel.get_queue(graveyard.dead, ensure=False)
-
-            async def was_taken(source: aio_pika.abc.AbstractQueue = source) -> bool:
-                return await source.get(fail=False) is not None
-
-            await eventually(was_taken, what="the message came back")
-            await channel.close()
-
-    await graveyard.until_at_rest(0, 0)
-
-
-async def test_more_are_listed_than_are_held_at_once(
-    graveyard: Graveyard, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dead_letters, "MAX_ROUND", 20)
-    ids = [await graveyard.bury() for _ in range(105)]
-
-    found = await _look(graveyard)
-
-    assert found == ids
-
-
 async def test_a_body_that_is_no_text_is_shown(graveyard: Graveyard) -> None:
     # The publisher of this test cannot write a header of bytes without it.
     tolerate_broken_properties()
@@ -653,18 +613,6 @@ async def test_a_discard_names_its_file_for_a_script(graveyard: Graveyard, tmp_p
     assert again.returncode == 1
     assert json.loads(again.stdout) == {"applied": True, "done": 0}
     assert b"--to" in again.stderr
-
-
-async def test_a_file_is_never_overwritten(graveyard: Graveyard, tmp_path: Path) -> None:
-    file = tmp_path / "taken.jsonl"
-    file.write_text("mine", encoding="ascii")
-    await graveyard.bury()
-    command = ("dlq", "discard", "--yes", "--to", str(file))
-    result = await run_program(*command, settings=graveyard.values)
-
-    assert (result.returncode, b"--to" in result.stderr) == (1, True)
-    assert file.read_text(encoding="ascii") == "mine"
-    await graveyard.until_at_rest(0, 1)
 
 
 async def test_a_discard_only_counts_without_a_yes(graveyard: Graveyard, tmp_path: Path) -> None:

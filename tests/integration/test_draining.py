@@ -201,14 +201,6 @@ async def test_what_is_not_clear_is_refused(
     await campaign.amqp.until_count(campaign.queue, 1)
 
 
-async def test_where_to_may_be_said(campaign: Campaign) -> None:
-    await campaign.publish(1)
-    result = await campaign.run("--to-dead")
-
-    assert (result.returncode, result.stderr) == (0, b"")
-    assert "would move 1 of 1" in result.stdout.decode()
-
-
 # What it does
 
 

@@ -326,7 +326,6 @@ async def test_without_a_place_for_copies_nothing_is_taken(
                 ("dlq", "discard", "--yes", "--to", str(tmp_path / "a")),
                 (
                     "drain",
-                    "--to-dead",
                     "--reason",
                     "wrong text",
                     "--yes",

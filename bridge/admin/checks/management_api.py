@@ -22,7 +22,6 @@ from bridge.topology.queue_facts import QueueFacts
 DEFAULT_DELIVERY_LIMIT: Final = 20
 _DEFAULT_LIMIT_SINCE: Final = (4, 0)
 SHORT_CONSUMER_TIMEOUT_MS: Final = 15 * 60 * 1000
-_MAKE_ANEW: Final = "delete it once it is empty, and let the bridge declare it"
 # With fewer than three members a quorum queue loses its majority with the first node.
 WANTED_MEMBERS: Final = 3
 _RISKS: Final[Mapping[int, str]] = {
@@ -51,11 +50,11 @@ async def check_brokers_clock(broker: CheckedBroker) -> list[Finding]:
     return judge_clock("broker", broker.management.clock_skew_seconds)
 
 
-# Queues
+# Queues. Their arguments are compared over AMQP; the policies in force are judged here.
 
 
 async def check_queues(broker: CheckedBroker) -> list[Finding]:
-    """Judge the arguments and policies of every queue that the roles need and that exists."""
+    """Judge the policies of every queue that the roles need and that exists."""
     queues = broker.topology.queues
     found = await asyncio.gather(*(broker.management.queue(queue.name) for queue in queues))
     faults: list[Finding] = []
@@ -63,65 +62,42 @@ async def check_queues(broker: CheckedBroker) -> list[Finding]:
     for queue, facts in zip(queues, found, strict=True):
         if facts is None:
             continue
-        is_retry = "x-dead-letter-routing-key" in queue.arguments
-        if is_retry:
-            faults += judge_retry_queue(facts, queue)
-        else:
-            faults += _judge_use(queue, facts, broker.version)
-        faults += judge_policy(facts)
+        faults += judge_policies(facts, queue, broker.version)
         # A retry queue has no consumer, so nothing comes back to it.
-        if not is_retry and has_default_limit(facts, broker.version):
+        if not _is_retry(queue) and has_default_limit(facts, broker.version):
             limited.append(facts)
     if limited:
         faults.append(judge_default_limit(limited, vhost=broker.management.vhost))
-    return faults or [
-        Finding("queue limits", "ok", "no argument or policy makes a queue lose messages")
-    ]
+    return faults or [Finding("queue limits", "ok", "no policy makes a queue lose messages")]
 
 
-def _judge_use(queue: Queue, facts: QueueFacts, version: tuple[int, ...]) -> list[Finding]:
+def _is_retry(queue: Queue) -> bool:
+    return "x-dead-letter-routing-key" in queue.arguments
+
+
+def judge_policies(facts: QueueFacts, needed: Queue, version: tuple[int, ...]) -> Iterator[Finding]:
+    """Find policies that would drop or refuse messages of a queue."""
+    subject = f"queue {facts.name}"
+    if not facts.is_policy_known:
+        yield Finding(
+            subject,
+            "warn",
+            "which policy is in force is not known yet",
+            "run this again; if it stays so, look at the queue's leader: "
+            f"rabbitmq-queues quorum_status {facts.name}",
+        )
+    as_needed = replace(facts, arguments=needed.arguments)
+    if as_needed.value("expires") is not None:
+        text = queue_facts.deleted_when_unused(as_needed)
+        yield Finding(subject, "fail", text, "remove `expires` from its policy")
+    if _is_retry(needed):
+        ttl, needed_ttl = as_needed.value("message-ttl"), needed.arguments["x-message-ttl"]
+        if ttl != needed_ttl:
+            text = f"message-ttl is {ttl} and must be {needed_ttl}, or messages come back too early"
+            yield Finding(subject, "fail", text, "remove `message-ttl` from its policy")
+        return
     # Subscribers decide for themselves about messages that keep coming back.
-    drops: CheckResult = "warn" if queue.use == "subscribed" else "fail"
-    found = list(judge_queue(facts, version=version, drops=drops))
-    if queue.use == "consumed":
-        found += judge_refusals(facts)
-    if queue.use == "own":
-        return found
-    # Arguments that others declared are used as they are; a policy can always be changed.
-    as_needed = replace(
-        facts, arguments=queue.arguments, durable=True, auto_delete=False, exclusive=False
-    )
-    of_policies = set(judge_queue(as_needed, version=version, drops=drops))
-    return [one if one in of_policies else replace(one, result="warn") for one in found]
-
-
-def judge_retry_queue(facts: QueueFacts, needed: Queue) -> Iterator[Finding]:
-    """Find what would lose messages that wait for their next attempt."""
-    subject = f"queue {facts.name}"
-    yield from _judge_existence(facts)
-    for argument, value in needed.arguments.items():
-        key = argument.removeprefix("x-")
-        if key != "queue-type" and facts.value(key) != value:
-            text = (
-                f"{key} is {facts.value(key)!r} and has to be {value!r}, "
-                "or messages that wait are lost when the broker restarts, or never come back"
-            )
-            yield Finding(subject, "fail", text, _MAKE_ANEW)
-    if facts.type != "quorum":
-        text = f"it is a {facts.type} queue: what waits in it is lost when the broker restarts"
-        yield Finding(subject, "fail", text, _MAKE_ANEW)
-
-
-def judge_queue(
-    facts: QueueFacts, *, version: tuple[int, ...], drops: CheckResult = "fail"
-) -> Iterator[Finding]:
-    """Find what would drop messages of a queue that is consumed from.
-
-    `drops` is the result to report when a message can be dropped there.
-    """
-    yield from _judge_existence(facts)
-    yield from _judge_drops(facts, version, drops)
-    subject = f"queue {facts.name}"
+    yield from _judge_drops(as_needed, version, "warn" if needed.use == "subscribed" else "fail")
     if facts.type == "classic" and facts.value("ha-mode") is not None:
         yield Finding(
             subject,
@@ -130,32 +106,29 @@ def judge_queue(
             "over, and RabbitMQ 4 has no mirrors",
             "make it a quorum queue",
         )
-    timeout_ms = facts.value("consumer-timeout")
+    timeout_ms = as_needed.value("consumer-timeout")
     if timeout_ms is not None and timeout_ms < SHORT_CONSUMER_TIMEOUT_MS:
         text = (
             f"consumer-timeout is {timeout_ms / 1000:g} s: a paused worker holds a message longer"
         )
         yield Finding(subject, "warn", text, "raise it to 30 minutes")
-
-
-def _judge_existence(facts: QueueFacts) -> Iterator[Finding]:
-    subject = f"queue {facts.name}"
-    if not facts.durable or facts.exclusive:
-        yield Finding(subject, "fail", queue_facts.NOT_DURABLE, "make it durable")
-    if facts.auto_delete:
-        yield Finding(subject, "fail", queue_facts.AUTO_DELETED, "make it without auto-delete")
-    if facts.value("expires") is not None:
-        text = queue_facts.deleted_when_unused(facts)
-        yield Finding(subject, "fail", text, "remove `expires` from its arguments or policy")
+    if needed.use == "consumed" and queue_facts.refuses_when_full(as_needed):
+        yield Finding(
+            subject,
+            "warn",
+            queue_facts.RETRIES_REFUSED,
+            "remove the limit from its policy, and bound publishers in another way; "
+            "`sms-bridge status` counts retries that are late",
+        )
 
 
 def _judge_drops(
     facts: QueueFacts, version: tuple[int, ...], drops: CheckResult
 ) -> Iterator[Finding]:
-    lift = "remove `delivery-limit` from its arguments or policy"
+    lift = "remove `delivery-limit` from its policy"
     if version >= _DEFAULT_LIMIT_SINCE:
-        lift = "set `delivery-limit` to -1 in its policy, or remove it from its arguments"
-    age = "remove `message-ttl` from its arguments or policy; for requests set worker.max_age"
+        lift = "set `delivery-limit` to -1 in its policy"
+    age = "remove `message-ttl` from its policy; for requests set worker.max_age"
     result: CheckResult = "warn" if facts.has_dead_letters else drops
     for text, fix in (
         (queue_facts.dropped_by_age(facts), age),
@@ -208,30 +181,6 @@ def judge_default_limit(queues: Sequence[QueueFacts], *, vhost: str) -> Finding:
         if facts.policy_name is not None
     ]
     return Finding("delivery limit", "warn", text, "; ".join(fixes))
-
-
-def judge_refusals(facts: QueueFacts) -> Iterator[Finding]:
-    """Find a limit by which the queue of requests refuses retries that come back."""
-    if queue_facts.refuses_when_full(facts):
-        yield Finding(
-            f"queue {facts.name}",
-            "warn",
-            queue_facts.RETRIES_REFUSED,
-            "remove the limit from its arguments or policy, and bound publishers in another way; "
-            "`sms-bridge status` counts retries that are late",
-        )
-
-
-def judge_policy(facts: QueueFacts) -> Iterator[Finding]:
-    """Find a queue whose policy the broker does not report yet."""
-    if not facts.is_policy_known:
-        yield Finding(
-            f"queue {facts.name}",
-            "warn",
-            "which policy is in force is not told yet",
-            "run this again; when it stays so, look at the queue's leader: "
-            f"rabbitmq-queues quorum_status {facts.name}",
-        )
 
 
 def exactly(name: str) -> str:

@@ -49,21 +49,7 @@ async def test_worker_that_is_not_paused() -> None:
 
 
 @pytest.mark.parametrize(
-    "body",
-    [
-        page(queue="another", paused="outage"),
-        page(queue="sms.outbound", paused="what nobody knows"),
-        page(queue="sms.outbound", paused=["outage"]),
-        b'{"status": "ok", "checks": {}}',
-        b'{"worker": "paused"}',
-        b'["outage"]',
-        b"Prometheus Server is Ready.",
-        b"",
-    ],
-    ids=[
-        *("another-queue", "unknown", "list", "webhook", "text", "array"),
-        *("prometheus", "empty"),
-    ],
+    "body", [page(queue="another", paused="outage"), b'{"status": "ok", "checks": {}}', b"[]"]
 )
 async def test_no_reason_is_made_up(body: bytes) -> None:
     assert await ask(body) == "no worker"

@@ -1,4 +1,4 @@
-"""What a queue's arguments and policies would do to messages."""
+"""What a queue's policies would do to messages."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,10 +8,7 @@ import pytest
 from bridge.admin.checks.management_api import (
     has_default_limit,
     judge_default_limit,
-    judge_policy,
-    judge_queue,
-    judge_refusals,
-    judge_retry_queue,
+    judge_policies,
 )
 from bridge.config import WorkerSettings
 from bridge.topology.declarations import Queue, worker_topology
@@ -23,9 +20,19 @@ NEW = (4, 2, 0)
 UNLIMITED = {"delivery-limit": -1}
 
 
-def _results(version: tuple[int, ...], **given: Any) -> list[str]:
-    facts = QueueFacts(name="q", **given)
-    return [finding.result for finding in judge_queue(facts, version=version)]
+CONSUMED = Queue("q", use="consumed")
+(RETRY,) = (
+    queue
+    for queue in worker_topology(WorkerSettings(retry_delays=(5,), urgent_queue=None)).queues
+    if queue.name.endswith(".5s")
+)
+
+
+def _results(
+    version: tuple[int, ...], policy: dict[str, Any], needed: Queue = CONSUMED, **given: Any
+) -> list[str]:
+    facts = QueueFacts(name=needed.name, policy=policy, **given)
+    return [finding.result for finding in judge_policies(facts, needed, version)]
 
 
 @pytest.mark.parametrize(
@@ -37,21 +44,53 @@ def _results(version: tuple[int, ...], **given: Any) -> list[str]:
         ({"expires": 1000}, ["fail"]),
         ({"max-length": 5}, ["fail"]),
         ({"max-length-bytes": 5, "overflow": "drop-head"}, ["fail"]),
-        ({"max-length": 5, "overflow": "reject-publish"}, []),
         ({"max-length": 5, "dead-letter-exchange": ""}, ["warn"]),
+        # Retries that come back are refused, too.
+        ({"max-length": 5, "overflow": "reject-publish"}, ["warn"]),
+        ({"max-length-bytes": 5, "overflow": "reject-publish-dlx"}, ["warn"]),
+        ({"overflow": "reject-publish"}, []),
         ({"delivery-limit": 5}, ["fail"]),
         ({"delivery-limit": 5, "dead-letter-exchange": ""}, ["warn"]),
         ({"delivery-limit": -1}, ["fail"]),
         ({"consumer-timeout": 60_000}, ["warn"]),
         ({"consumer-timeout": 1_800_000}, []),
+        # Quorum queues have no mirrors.
+        ({"ha-mode": "all"}, []),
     ],
     ids=str,
 )
-def test_limits_that_drop_messages_are_found(policy: dict[str, Any], results: list[str]) -> None:
-    arguments = {f"x-{key}": value for key, value in policy.items()}
+def test_policies_that_lose_messages_are_found(policy: dict[str, Any], results: list[str]) -> None:
+    """A limit that drops messages is a failure, one that dead-letters them a warning."""
+    assert _results(OLD, policy) == results
 
-    assert _results(OLD, policy=policy) == results
-    assert _results(OLD, arguments=arguments) == results
+
+def test_subscribers_may_limit_their_queue() -> None:
+    assert _results(OLD, {"max-length": 5}, Queue("q", use="subscribed")) == ["warn"]
+
+
+def test_a_full_dead_letter_queue_may_refuse() -> None:
+    assert _results(OLD, {"max-length": 5, "overflow": "reject-publish"}, Queue("q")) == []
+
+
+def test_a_mirrored_queue_is_found() -> None:
+    assert _results(OLD, {"ha-mode": "all"}, type="classic") == ["warn"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "results"),
+    [
+        ({}, []),
+        ({"message-ttl": 1000}, ["fail"]),
+        ({"message-ttl": 60_000}, []),
+        ({"expires": 60_000}, ["fail"]),
+        ({"max-length": 10}, []),
+        ({"delivery-limit": 1}, []),
+    ],
+    ids=str,
+)
+def test_policies_of_a_retry_queue(policy: dict[str, Any], results: list[str]) -> None:
+    """The smaller of two TTLs applies, and nothing is delivered from a retry queue."""
+    assert _results(OLD, policy, RETRY, arguments=RETRY.arguments) == results
 
 
 def test_the_default_delivery_limit_of_rabbitmq_4_is_found() -> None:
@@ -69,7 +108,7 @@ def test_the_default_delivery_limit_of_rabbitmq_4_is_found() -> None:
     assert not has_default_limit(replace(facts, type="classic"), NEW)
     assert not has_default_limit(replace(facts, is_policy_known=False), NEW)
     assert not has_default_limit(facts, OLD)
-    assert _results(NEW) == []
+    assert _results(NEW, {}) == []
 
 
 def test_the_remedy_of_the_default_limit_fits_the_vhost_and_the_policies() -> None:
@@ -85,78 +124,4 @@ def test_the_remedy_of_the_default_limit_fits_the_vhost_and_the_policies() -> No
 
 
 def test_a_policy_that_is_not_known_is_told() -> None:
-    (finding,) = judge_policy(QueueFacts(name="q", is_policy_known=False))
-
-    assert finding.result == "warn"
-    assert list(judge_policy(QueueFacts(name="q"))) == []
-
-
-@pytest.mark.parametrize(
-    ("policy", "count"),
-    [
-        ({}, 0),
-        ({"max-length": 5}, 0),
-        ({"overflow": "reject-publish"}, 0),
-        ({"max-length": 5, "overflow": "reject-publish"}, 1),
-        ({"max-length-bytes": 5, "overflow": "reject-publish-dlx"}, 1),
-    ],
-    ids=str,
-)
-def test_a_limit_that_refuses_retries_is_found(policy: dict[str, Any], count: int) -> None:
-    found = list(judge_refusals(QueueFacts(name="q", policy=policy)))
-
-    assert [one.result for one in found] == ["warn"] * count
-
-
-@pytest.mark.parametrize(
-    "given", [{"durable": False}, {"auto_delete": True}, {"exclusive": True}], ids=str
-)
-def test_queues_that_do_not_last_are_found(given: dict[str, Any]) -> None:
-    assert _results(NEW, policy=UNLIMITED, **given) == ["fail"]
-
-
-def _retry_queue() -> Queue:
-    return worker_topology(WorkerSettings(retry_delays=(5,), urgent_queue=None)).queues[1]
-
-
-@pytest.mark.parametrize(
-    ("changed", "fails"),
-    [
-        ({}, 0),
-        ({"x-dead-letter-strategy": "at-most-once"}, 1),
-        ({"x-overflow": "drop-head"}, 1),
-        ({"x-message-ttl": None}, 1),
-        ({"x-dead-letter-routing-key": "elsewhere"}, 1),
-        ({"x-dead-letter-exchange": None}, 1),
-        ({"x-expires": 60_000}, 1),
-        ({"x-max-length": 10}, 0),
-    ],
-    ids=str,
-)
-def test_a_retry_queue_that_would_lose_messages_is_found(
-    changed: dict[str, Any], fails: int
-) -> None:
-    needed = _retry_queue()
-    arguments = {k: v for k, v in (needed.arguments | changed).items() if v is not None}
-    facts = QueueFacts(name=needed.name, arguments=arguments)
-
-    assert [one.result for one in judge_retry_queue(facts, needed)] == ["fail"] * fails
-
-
-def test_policies_can_stand_in_for_a_retry_queues_arguments() -> None:
-    needed = _retry_queue()
-    policy = {key.removeprefix("x-"): value for key, value in needed.arguments.items()}
-
-    assert list(judge_retry_queue(QueueFacts(name=needed.name, policy=policy), needed)) == []
-
-
-def test_a_classic_retry_queue_is_found() -> None:
-    needed = _retry_queue()
-    facts = QueueFacts(name=needed.name, type="classic", arguments=needed.arguments)
-
-    assert [one.result for one in judge_retry_queue(facts, needed)] == ["fail"]
-
-
-def test_a_mirrored_queue_is_found() -> None:
-    assert _results(OLD, type="classic", policy={"ha-mode": "all"}) == ["warn"]
-    assert _results(OLD, policy={"ha-mode": "all"}) == []
+    assert _results(NEW, {}, is_policy_known=False) == ["warn"]
