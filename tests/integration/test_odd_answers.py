@@ -1,89 +1,63 @@
 """Answers that fit no rule of a service's, or of HTTP's: what becomes of the message."""
 
-import asyncio
-import contextlib
 import gzip
 import json
-import uuid
 import zlib
 from collections import Counter
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs
 
 import pytest
 
-from tests.integration.conftest import Amqp, Canaries, Launcher, Running, run_program, unique
+from tests.integration.conftest import (
+    Amqp,
+    Canaries,
+    Launcher,
+    Line,
+    Post,
+    http_answer,
+    http_stub,
+    run_program,
+    unique,
+)
 
 YES = b'{"messages": [{"status": "0", "message-id": "1"}]}'
 
 
-@dataclass
 class OddService:
-    """A stub that answers with the bytes that are meant for a number, and closes.
+    """Answers with the bytes that are meant for a number; those without a status line get a 200."""
 
-    Those without a status line are behind a 200. `counts` has the requests for each number.
-    """
+    def __init__(self) -> None:
+        self.answers: dict[str, bytes] = {}
+        # The requests for each number.
+        self.counts: Counter[str] = Counter()
+        self.url = ""
 
-    url: str = ""
-    answers: dict[str, bytes] = field(default_factory=dict)
-    counts: Counter[str] = field(default_factory=Counter)
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        headers = {
-            name.lower(): value.strip()
-            for name, _, value in (line.partition(":") for line in head.split("\r\n")[1:-2])
-        }
-        body = (await reader.readexactly(int(headers.get("content-length", 0)))).decode()
+    def answer(self, post: Post) -> bytes:
+        body = post.body.decode()
         if not body:
             # `check --online` looks whether somebody is there.
-            writer.write(b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n")
-            writer.close()
-            return
+            return http_answer(404)
         to = json.loads(body)["to"] if body.startswith("{") else f"+{parse_qs(body)['to'][0]}"
         self.counts[to] += 1
         said = self.answers[to]
-        writer.write(said if b"HTTP/1.1 " in said else b"HTTP/1.1 200 OK\r\n" + said)
-        # The worker reads only as much as it wants.
-        with contextlib.suppress(ConnectionError):
-            await writer.drain()
-        writer.close()
+        return said if b"HTTP/1.1 " in said else b"HTTP/1.1 200 OK\r\n" + said
 
 
 @pytest.fixture(scope="module")
 async def odd_service() -> AsyncIterator[OddService]:
-    """Run the stub."""
     ours = OddService()
-    server = await asyncio.start_server(ours.serve, "127.0.0.1", 0)
-    ours.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    yield ours
-    server.close()
-    await server.wait_closed()
+    async with http_stub(ours.answer) as stub:
+        ours.url = stub.url
+        yield ours
 
 
-@dataclass
-class Line:
-    """A worker with the preset `vonage-sms`, whose answers are 200 in any case."""
-
-    amqp: Amqp
-    worker: Running
-    queue: str
-
-    async def outcome_of(self, request: dict[str, str]) -> dict[str, Any]:
-        replies = await self.amqp.channel.declare_queue(exclusive=True)
-        properties = {"message_id": uuid.uuid4().hex, "reply_to": replies.name}
-        await self.amqp.publish(self.queue, json.dumps(request).encode(), **properties)
-        outcome: dict[str, Any] = json.loads((await self.amqp.take(replies.name)).body)
-        return outcome
-
-    async def end_of(self, request: dict[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
-        message_id = uuid.uuid4().hex
-        await self.amqp.publish(self.queue, json.dumps(request).encode(), message_id=message_id)
-        letter = await self.amqp.take(f"{self.queue}.dead", message_id=message_id)
-        logged = await self.worker.until_logged("delivery", message_id=message_id)
-        return dict(letter.headers), logged
+async def end_of(line: Line, request: dict[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Publish a request; return the headers of its dead letter, and its line in the log."""
+    letter = await line.dead_letter(request)
+    logged = await line.worker.until_logged("delivery", message_id=letter.message_id)
+    return dict(letter.headers), logged
 
 
 @pytest.fixture(scope="module", params=["without a proxy", "through a proxy"])
@@ -107,7 +81,7 @@ async def line(
     if request.param == "through a proxy":
         # For plain HTTP a proxy is asked as the service is.
         settings["sms_api.proxy"] = odd_service.url
-    return Line(amqp, await launcher.role("worker", settings=settings), queue)
+    return Line(amqp, canaries, await launcher.role("worker", settings=settings), queue)
 
 
 def whole(body: bytes, kind: str = "application/json", more: str = "") -> bytes:
@@ -152,7 +126,7 @@ async def test_answer_that_fits_no_rule(
     to, text = request["to"], request["text"]
     body = form.format(to=to, text=text, end=to[-6:], word=text.partition(" ")[0])
     odd_service.answers[to] = whole(body.encode())
-    headers, logged = await line.end_of(request)
+    headers, logged = await end_of(line, request)
 
     assert (headers["sms-bridge-reason"], headers["sms-bridge-status"]) == ("uncertain", 200)
     assert (logged["outcome"], logged["reason"], logged["status"]) == ("dead", "uncertain", 200)
@@ -168,7 +142,7 @@ async def test_answer_that_cannot_be_read(
     """What no decoder reads as the service's yes is uncertain, though there is a yes inside."""
     request = canaries.request()
     odd_service.answers[request["to"]] = OTHER[odd]
-    headers, logged = await line.end_of(request)
+    headers, logged = await end_of(line, request)
 
     assert (logged["outcome"], logged["reason"], logged["status"]) == ("dead", "uncertain", 200)
     assert "sms-bridge-code" not in headers
@@ -177,7 +151,6 @@ async def test_answer_that_cannot_be_read(
 
 LENGTH = b"Content-Length: %d\r\n" % len(YES)
 CHUNKS = b"Transfer-Encoding: chunked\r\n%s\r\n%x%s\r\n%s\r\n0\r\n\r\n"
-BEHIND = b"\r\nConnection: close\r\n\r\n"
 LATIN = b'{"x": "\xe9", ' + YES[1:]
 CREATED = b"HTTP/1.1 201 Created\r\n"
 READ: dict[str, bytes] = {
@@ -209,7 +182,7 @@ async def test_yes_is_one_however_sloppily_it_is_sent(
     """Bad framing, another charset, compression, something odd beside it do not hide a yes."""
     request = canaries.request()
     odd_service.answers[request["to"]] = READ[odd]
-    outcome = await line.outcome_of(request)
+    outcome = await line.outcome(request)
 
     assert (outcome["outcome"], outcome["provider_id"], outcome["attempts"]) == ("sent", "1", 1)
     assert odd_service.counts[request["to"]] == 1
@@ -229,7 +202,7 @@ async def test_what_looks_like_a_status_line_is_no_yes(
     """A 500 whose header or page quotes a 200 is uncertain, and nothing was sent."""
     request = canaries.request()
     odd_service.answers[request["to"]], status = NO[where]
-    outcome = await line.outcome_of(request)
+    outcome = await line.outcome(request)
 
     assert (outcome["outcome"], outcome["reason"]) == ("dead", "uncertain")
     assert outcome.get("status") == status
@@ -242,13 +215,13 @@ async def test_web_pages_behind_a_yes_are_told(
     api = {"sms_api.base_url": odd_service.url, "sms_api.key": canaries.key}
     settings = {"worker.queue": queue, **api}
     worker = await launcher.role("worker", settings=settings)
-    line = Line(amqp, worker, queue)
+    line = Line(amqp, canaries, worker, queue)
     page = whole(b"<!doctype html><title>Sign in</title>", "text/html; charset=utf-8")
     outcomes = []
     for answer in (page, page, whole(b'{"id": "m1"}')):
         request = canaries.request()
         odd_service.answers[request["to"]] = answer
-        outcomes.append((await line.outcome_of(request))["outcome"])
+        outcomes.append((await line.outcome(request))["outcome"])
     (warning,) = worker.logged("web_page_counts_as_sent")
     port = worker.logged("started")[0]["admin_port"]
     command = ("check", "--online", "--quiet", "--role", "worker")

@@ -5,7 +5,6 @@ but what the sandboxes print.
 """
 
 import asyncio
-import json
 import re
 import uuid
 from collections.abc import Mapping
@@ -24,6 +23,7 @@ from tests.integration.conftest import (
     Amqp,
     Canaries,
     Launcher,
+    Line,
     Running,
     Service,
     eventually,
@@ -39,29 +39,13 @@ WITHOUT_SLOW_DOWN = {"android-sms-gateway", "httpsms"}
 
 
 @dataclass
-class Line:
-    """A worker with a preset, its queue, and the service that the sandbox plays."""
+class PresetLine(Line):
+    """A worker with a preset, and the service that the sandbox plays."""
 
     preset: Preset
     service: Service
-    worker: Running
     settings: dict[str, Any]
     exchange: str
-    amqp: Amqp
-    canaries: Canaries
-
-    @property
-    def queue(self) -> str:
-        """Where requests are published."""
-        return str(self.settings["worker.queue"])
-
-    async def outcome(self, request: dict[str, str]) -> dict[str, Any]:
-        replies = await self.amqp.channel.declare_queue(exclusive=True)
-        properties = {"message_id": uuid.uuid4().hex, "reply_to": replies.name}
-        await self.amqp.publish(self.queue, json.dumps(request).encode(), **properties)
-        message = await self.amqp.take(replies.name)
-        event: dict[str, Any] = json.loads(message.body)
-        return event
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -87,7 +71,7 @@ async def printed(sandbox: Running) -> tuple[dict[str, Any], dict[str, Any]]:
 @pytest.fixture(scope="module")
 async def lines(
     launcher: Launcher, amqp: Amqp, amqp_url: str, canaries: Canaries, http: httpx.AsyncClient
-) -> dict[Preset, Line]:
+) -> dict[Preset, PresetLine]:
     (port,) = free_ports(1)
     hooks = f"http://127.0.0.1:{port}/webhooks"
     exchange = unique("events")
@@ -95,11 +79,11 @@ async def lines(
     # So many at once as do not keep each other from being ready in time.
     places = asyncio.Semaphore(3)
 
-    async def start(preset: Preset) -> Line:
+    async def start(preset: Preset) -> PresetLine:
         async with places:
             return await start_in_turn(preset)
 
-    async def start_in_turn(preset: Preset) -> Line:
+    async def start_in_turn(preset: Preset) -> PresetLine:
         options = ("--preset", preset, "--port", "0", "--webhook-url", f"{hooks}/{preset}")
         sandbox = launcher.start("sandbox", *options, settings={})
         api, endpoint = await printed(sandbox)
@@ -112,7 +96,8 @@ async def lines(
         }
         worker = await launcher.role("worker", settings=settings)
         service = Service(settings["sms_api.base_url"], http)
-        return Line(preset, service, worker, settings, exchange, amqp, canaries)
+        queue = settings["worker.queue"]
+        return PresetLine(amqp, canaries, worker, queue, preset, service, settings, exchange)
 
     started = await asyncio.gather(*(start(preset) for preset in PLAYED))
     inbound = {"port": str(port), "exchange": exchange, "queue": f"{exchange}.all"}
@@ -122,7 +107,7 @@ async def lines(
 
 
 @pytest.fixture(params=PLAYED)
-def line(request: pytest.FixtureRequest, lines: dict[Preset, Line]) -> Line:
+def line(request: pytest.FixtureRequest, lines: dict[Preset, PresetLine]) -> PresetLine:
     return lines[request.param]
 
 
@@ -132,16 +117,16 @@ def answer_of(preset: Preset, name: str) -> ServiceAnswer:
     return answer
 
 
-async def test_a_message_gets_the_services_id(line: Line) -> None:
+async def test_a_message_gets_the_services_id(line: PresetLine) -> None:
     request = line.canaries.request()
-    outcome = await line.outcome(request)
+    outcome = await line.outcome(request, message_id=uuid.uuid4().hex)
     (message,) = await line.service.messages(request["to"])
 
     assert message["text"] == request["text"]
     assert (outcome["outcome"], outcome["provider_id"]) == ("sent", message["id"])
 
 
-async def test_commands_are_content(lines: dict[Preset, Line]) -> None:
+async def test_commands_are_content(lines: dict[Preset, PresetLine]) -> None:
     """`check` finds no fault with what the sandbox prints, and `send --wait` is told `sent`."""
     settings, request = lines["twilio"].settings, lines["twilio"].canaries.request()
     send = ("send", *(f"--{name}={value}" for name, value in request.items()), "--wait")
@@ -154,10 +139,10 @@ async def test_commands_are_content(lines: dict[Preset, Line]) -> None:
     assert len(await lines["twilio"].service.messages(request["to"])) == 1
 
 
-async def test_a_refusal_has_the_services_code(line: Line) -> None:
+async def test_a_refusal_has_the_services_code(line: PresetLine) -> None:
     request, refusal = line.canaries.request(), answer_of(line.preset, "refused")
     await line.service.misbehave({"to": request["to"], "answer": refusal.means})
-    outcome = await line.outcome(request)
+    outcome = await line.outcome(request, message_id=uuid.uuid4().hex)
     letter = await line.amqp.take(f"{line.queue}.dead", message_id=outcome["message_id"])
 
     assert (outcome["reason"], outcome["status"]) == ("refused", refusal.status)
@@ -165,14 +150,14 @@ async def test_a_refusal_has_the_services_code(line: Line) -> None:
     assert letter.headers.get("sms-bridge-code") == refusal.code == outcome.get("code")
 
 
-async def test_what_comes_too_fast_is_sent_later(line: Line) -> None:
+async def test_what_comes_too_fast_is_sent_later(line: PresetLine) -> None:
     request = line.canaries.request()
     too_fast: dict[str, object] = {"answer": "slow_down"}
     if line.preset in WITHOUT_SLOW_DOWN:
         too_fast = {"status": 429}
     wait = {"count": 1, "headers": {"Retry-After": "1"}}
     await line.service.misbehave({"to": request["to"], **too_fast, **wait})
-    outcome = await line.outcome(request)
+    outcome = await line.outcome(request, message_id=uuid.uuid4().hex)
     posts = await line.service.requests(request["to"])
 
     assert (outcome["outcome"], outcome["attempts"]) == ("sent", 1)
@@ -180,7 +165,7 @@ async def test_what_comes_too_fast_is_sent_later(line: Line) -> None:
     assert len(await line.service.messages(request["to"])) == 1
 
 
-async def test_a_reply_reaches_the_exchange(line: Line, http: httpx.AsyncClient) -> None:
+async def test_a_reply_reaches_the_exchange(line: PresetLine, http: httpx.AsyncClient) -> None:
     reply = {"from": line.canaries.number(), "text": line.canaries.text()}
     url = f"{line.service.url}/sandbox/replies"
     good = await http.post(url, json=reply)
@@ -196,10 +181,10 @@ async def test_a_reply_reaches_the_exchange(line: Line, http: httpx.AsyncClient)
 
 @pytest.mark.parametrize("delivery", ["delivered", "failed"])
 async def test_a_receipt_says_what_became_of_a_message(
-    line: Line, delivery: str, http: httpx.AsyncClient
+    line: PresetLine, delivery: str, http: httpx.AsyncClient
 ) -> None:
     request = line.canaries.request()
-    outcome = await line.outcome(request)
+    outcome = await line.outcome(request, message_id=uuid.uuid4().hex)
     order = {"to": request["to"], "delivery": delivery}
     answer = await http.post(f"{line.service.url}/sandbox/receipts", json=order)
     event = await line.amqp.take(f"{line.exchange}.all")

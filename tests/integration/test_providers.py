@@ -5,7 +5,7 @@ import base64
 import json
 import uuid
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -14,9 +14,13 @@ import pytest
 from tests.integration.conftest import (
     Amqp,
     Canaries,
+    HttpStub,
     Launcher,
-    Running,
+    Line,
+    Post,
     eventually,
+    http_answer,
+    http_stub,
     run_program,
     unique,
 )
@@ -24,105 +28,87 @@ from tests.integration.conftest import (
 ACCOUNT = "AC00000000000000000000000000000001"
 
 
-@dataclass
 class Twilio:
     """A stub of Twilio's resource Message, which answers as it is told for a number."""
 
-    url: str = ""
-    posts: list[tuple[str, dict[str, str], dict[str, str]]] = field(default_factory=list)
-    answers: dict[str, tuple[int, dict[str, Any]]] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.answers: dict[str, tuple[int, dict[str, Any]]] = {}
+        self.stub: HttpStub
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        first_line, *lines = head.split("\r\n")[:-2]
-        headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
-        body = (await reader.readexactly(int(headers["content-length"]))).decode()
-        members = {name: values[0] for name, values in parse_qs(body, strict_parsing=True).items()}
-        self.posts.append((first_line, headers, members))
-        status, answer = self.answers.get(members["To"], (201, {"sid": f"SM{len(self.posts)}"}))
-        content = json.dumps(answer).encode()
-        writer.write(b"HTTP/1.1 %d Fine\r\nContent-Length: %d\r\n" % (status, len(content)))
-        writer.write(b"Content-Type: application/json\r\nConnection: close\r\n\r\n" + content)
-        await writer.drain()
-        writer.close()
+    def answer(self, post: Post) -> bytes:
+        accepted = 201, {"sid": f"SM{len(self.stub.posts)}"}
+        status, answer = self.answers.get(members_of(post)["To"], accepted)
+        return http_answer(status, json.dumps(answer).encode())
 
     def refuse(self, to: str, status: int, code: int) -> None:
         """Answer a number with an error of Twilio's form, whose text names the number."""
         message = f"The 'To' number {to} cannot be sent to."
         self.answers[to] = status, {"code": code, "message": message, "status": status}
 
-    def found(self, to: str) -> list[tuple[str, dict[str, str], dict[str, str]]]:
-        """Return the requests to a number."""
-        return [post for post in self.posts if post[2]["To"] == to]
+    def found(self, to: str) -> list[Post]:
+        return [post for post in self.stub.posts if members_of(post)["To"] == to]
+
+
+def members_of(post: Post) -> dict[str, str]:
+    pairs = parse_qs(post.body.decode(), strict_parsing=True)
+    return {name: values[0] for name, values in pairs.items()}
 
 
 @pytest.fixture(scope="module")
 async def twilio() -> AsyncIterator[Twilio]:
-    """Run the stub."""
     ours = Twilio()
-    server = await asyncio.start_server(ours.serve, "127.0.0.1", 0)
-    ours.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    yield ours
-    server.close()
-    await server.wait_closed()
+    async with http_stub(ours.answer) as ours.stub:
+        yield ours
 
 
 @dataclass
-class Line:
-    """A worker with the preset `twilio`, its queue and a publisher in front of it."""
+class TwilioLine(Line):
+    """A worker with the preset `twilio`."""
 
-    amqp: Amqp
-    canaries: Canaries
-    worker: Running
-    queue: str
     settings: dict[str, Any]
-
-    async def outcome(self, request: dict[str, str], message_id: str) -> dict[str, Any]:
-        replies = await self.amqp.channel.declare_queue(exclusive=True)
-        properties = {"message_id": message_id, "reply_to": replies.name}
-        await self.amqp.publish(self.queue, json.dumps(request).encode(), **properties)
-        message = await self.amqp.take(replies.name)
-        event: dict[str, Any] = json.loads(message.body)
-        return event
 
 
 @pytest.fixture(scope="module")
 async def line(
     launcher: Launcher, amqp: Amqp, amqp_url: str, canaries: Canaries, twilio: Twilio
-) -> Line:
+) -> TwilioLine:
     queue = unique("twilio")
     settings: dict[str, Any] = {
         "rabbitmq.url": amqp_url,
         "worker.queue": queue,
         "worker.retry_delays": ["1s"],
         "sms_api.preset": "twilio",
-        "sms_api.base_url": twilio.url,
+        "sms_api.base_url": twilio.stub.url,
         "sms_api.account": ACCOUNT,
         "sms_api.key": canaries.key,
     }
     worker = await launcher.role("worker", settings=settings)
-    return Line(amqp, canaries, worker, queue, settings)
+    return TwilioLine(amqp, canaries, worker, queue, settings)
 
 
-async def test_a_request_is_sent_in_the_services_shape(line: Line, twilio: Twilio) -> None:
+async def test_a_request_is_sent_in_the_services_shape(line: TwilioLine, twilio: Twilio) -> None:
     request = line.canaries.request()
-    outcome = await line.outcome(request, uuid.uuid4().hex)
-    ((first_line, headers, members),) = twilio.found(request["to"])
+    outcome = await line.outcome(request, message_id=uuid.uuid4().hex)
+    (post,) = twilio.found(request["to"])
     login = base64.b64encode(f"{ACCOUNT}:{line.canaries.key}".encode()).decode()
 
-    assert first_line == f"POST /2010-04-01/Accounts/{ACCOUNT}/Messages.json HTTP/1.1"
-    assert headers["content-type"] == "application/x-www-form-urlencoded"
-    assert headers["authorization"] == f"Basic {login}"
-    assert "idempotency-key" not in headers
-    assert members == {"To": request["to"], "From": request["from"], "Body": request["text"]}
+    assert post.first_line == f"POST /2010-04-01/Accounts/{ACCOUNT}/Messages.json HTTP/1.1"
+    assert post.headers["content-type"] == "application/x-www-form-urlencoded"
+    assert post.headers["authorization"] == f"Basic {login}"
+    assert "idempotency-key" not in post.headers
+    assert members_of(post) == {
+        "To": request["to"],
+        "From": request["from"],
+        "Body": request["text"],
+    }
     assert (outcome["outcome"], outcome["status"], "code" in outcome) == ("sent", 201, False)
     assert outcome["provider_id"].startswith("SM")
 
 
-async def test_why_it_was_refused_is_told(line: Line, twilio: Twilio) -> None:
+async def test_why_it_was_refused_is_told(line: TwilioLine, twilio: Twilio) -> None:
     request, message_id = line.canaries.request(), uuid.uuid4().hex
     twilio.refuse(request["to"], 400, 21610)
-    outcome = await line.outcome(request, message_id)
+    outcome = await line.outcome(request, message_id=message_id)
     logged = await line.worker.until_logged("delivery", message_id=message_id)
     listing = ("dlq", "list", "--json", "--id", message_id)
     listed = await run_program(*listing, settings=line.settings)
@@ -142,11 +128,11 @@ async def test_why_it_was_refused_is_told(line: Line, twilio: Twilio) -> None:
     await line.worker.until_metric("sms_bridge_worker_provider_errors_total", 1, code="21610")
 
 
-async def test_what_may_have_been_sent_is_not_sent_again(line: Line, twilio: Twilio) -> None:
+async def test_what_may_have_been_sent_is_not_sent_again(line: TwilioLine, twilio: Twilio) -> None:
     """A service without an idempotency key is never sent twice what it may have taken."""
     request = line.canaries.request()
     twilio.refuse(request["to"], 500, 20500)
-    outcome = await line.outcome(request, uuid.uuid4().hex)
+    outcome = await line.outcome(request, message_id=uuid.uuid4().hex)
 
     assert (outcome["outcome"], outcome["reason"], outcome["code"]) == (
         "dead",
@@ -157,12 +143,12 @@ async def test_what_may_have_been_sent_is_not_sent_again(line: Line, twilio: Twi
 
 
 async def test_a_full_queue_at_the_service_slows_the_worker_down(
-    line: Line, twilio: Twilio
+    line: TwilioLine, twilio: Twilio
 ) -> None:
     """A code that says too much makes the worker wait, though its status is that of a refusal."""
     request, message_id = line.canaries.request(), uuid.uuid4().hex
     twilio.refuse(request["to"], 400, 21611)
-    sending = asyncio.create_task(line.outcome(request, message_id))
+    sending = asyncio.create_task(line.outcome(request, message_id=message_id))
 
     async def is_asked() -> bool:
         return bool(twilio.found(request["to"]))

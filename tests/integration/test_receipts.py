@@ -1,11 +1,10 @@
 """From a request to the receipt of its delivery: the publisher finds his message again."""
 
-import asyncio
 import json
 import signal
 import uuid
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -18,9 +17,13 @@ from tests.integration.conftest import (
     SIGNATURE,
     Amqp,
     Canaries,
+    HttpStub,
     Launcher,
+    Post,
     Running,
     eventually,
+    http_answer,
+    http_stub,
     run_program,
     unique,
 )
@@ -29,27 +32,14 @@ REPORTS = "sms_bridge_webhook_delivery_reports_total"
 RECEIPT_HEADERS = ("delivery", "provider-id", "message-id")
 
 
-@dataclass
 class Vonage:
     """A stub of Vonage's Messages API, which takes everything."""
 
-    url: str = ""
-    requests: list[dict[str, Any]] = field(default_factory=list)
+    stub: HttpStub
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
-        length = int(head.partition("content-length:")[2].split()[0])
-        self.requests.append(json.loads(await reader.readexactly(length)))
-        content = json.dumps({"message_uuid": self.uuid_of(len(self.requests))}).encode()
-        writer.write(b"HTTP/1.1 202 Accepted\r\nContent-Length: %d\r\n" % len(content))
-        writer.write(b"Content-Type: application/json\r\nConnection: close\r\n\r\n" + content)
-        await writer.drain()
-        writer.close()
-
-    @staticmethod
-    def uuid_of(number: int) -> str:
-        """Make up the id of the message of so many."""
-        return str(uuid.UUID(int=number))
+    def answer(self, _post: Post) -> bytes:
+        message_uuid = str(uuid.UUID(int=len(self.stub.posts)))
+        return http_answer(202, json.dumps({"message_uuid": message_uuid}).encode())
 
     @staticmethod
     def receipt(status: str, **members: Any) -> bytes:
@@ -60,13 +50,9 @@ class Vonage:
 
 @pytest.fixture(scope="module")
 async def vonage() -> AsyncIterator[Vonage]:
-    """Run the stub."""
     ours = Vonage()
-    server = await asyncio.start_server(ours.serve, "127.0.0.1", 0)
-    ours.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    yield ours
-    server.close()
-    await server.wait_closed()
+    async with http_stub(ours.answer) as ours.stub:
+        yield ours
 
 
 @dataclass
@@ -118,7 +104,7 @@ async def line(
         "worker.retry_delays": ["1s"],
         "worker.outcome_exchange": f"{name}.outcome",
         "sms_api.preset": "vonage",
-        "sms_api.base_url": vonage.url,
+        "sms_api.base_url": vonage.stub.url,
         "sms_api.account": "an-account",
         "sms_api.key": canaries.key,
         "webhook.preset": "vonage",
@@ -143,7 +129,7 @@ async def test_the_publisher_finds_his_message(line: Line, vonage: Vonage) -> No
     body = json.dumps(line.canaries.request()).encode()
     await line.amqp.publish(line.queue, body, message_id=message_id)
     accepted, sent = await line.outcome(message_id=message_id)
-    posted, provider_id = vonage.requests[-1], sent["provider_id"]
+    posted, provider_id = json.loads(vonage.stub.posts[-1].body), sent["provider_id"]
     delivered_before = await line.bridge.metric(REPORTS, status="delivered")
 
     receipt = vonage.receipt(

@@ -1,7 +1,6 @@
 """Both wires against a real broker: what the publisher and the consumer lean on is the same."""
 
 import asyncio
-import gc
 import tracemalloc
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -10,7 +9,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from bridge.amqp import publisher
 from bridge.amqp.channels import open_channel
 from bridge.amqp.client import Channel, ChannelClosed, Connection
 from bridge.amqp.plain_wire import PlainWire
@@ -20,24 +18,10 @@ from bridge.amqp.wire import Body, PublishingChannel
 from bridge.config.loading import WIRE_VARIABLE
 from bridge.errors import Confirm
 from bridge.sandbox.broker import Broker
-from bridge.telemetry.metrics import BridgeMetrics, new_registry
 from tests.alarms import memory_alarm
 from tests.integration.conftest import SECONDS, Amqp, connected, eventually, unique
 
 WIRES = {"stream": StreamWire, "plain": PlainWire}
-
-
-METRICS = BridgeMetrics(
-    new_registry(), component="worker", version="0", revision="0", exchanges=("default",)
-)
-# Of the event loop.
-TURNS = 2_000
-
-
-def count_objects() -> int:
-    """Count what is there and may hold something, but for what nobody holds any more."""
-    gc.collect()
-    return len(gc.get_objects())
 
 
 class Taken(NamedTuple):
@@ -166,20 +150,6 @@ async def test_what_is_acked_is_gone_and_the_rest_comes_again(
     assert all(delivery.redelivered for delivery in again)
 
 
-async def test_nothing_is_taken_behind_the_block(
-    connection: Connection, queue: str, amqp: Amqp
-) -> None:
-    async with consuming(connection, queue) as ours:
-        await amqp.publish(queue, b"first")
-        (first,) = await ours.until(1)
-    await amqp.publish(queue, b"second")
-    # An answer comes behind the delivery.
-    await ours.channel.basic_qos(prefetch_count=1)
-    await asyncio.sleep(0)
-
-    assert ours.taken == [first]
-
-
 @pytest.mark.parametrize("chosen", ["plain"], indirect=True)
 async def test_a_delivery_that_cannot_be_taken_ends_its_channel(
     connection: Connection, queue: str, amqp: Amqp
@@ -268,32 +238,6 @@ async def test_each_is_told_its_own(connection: Connection, queue: str, amqp: Am
     await amqp.until_count(queue, 100)
 
 
-async def test_a_return_without_an_id_is_told(connection: Connection, queue: str) -> None:
-    async with publishing(connection) as (_, ours):
-        for key, outcome in ((f"{queue}.missing", "returned"), (queue, "confirmed")):
-            properties = Properties(delivery_mode=2)
-            confirm = ours.publish(b"", exchange="", routing_key=key, properties=properties)
-            assert await told(confirm) == [outcome]
-            assert properties.message_id is None
-
-
-async def test_a_message_in_flight_is_known_by_its_id(connection: Connection, queue: str) -> None:
-    """Until it is told its fate, and no longer; who gives it up sets the id free."""
-    async with publishing(connection) as (_, ours):
-        first = put(ours, queue, message_id="same")
-        assert ours.awaited("same") is first
-        first.set_result("timeout")
-        await asyncio.sleep(0)
-        assert ours.awaited("same") is None
-        assert ours.unconfirmed == 1
-        second = put(ours, queue, message_id="same")
-        assert ours.awaited("same") is second
-        assert await told(second) == ["confirmed"]
-        await asyncio.sleep(0)
-
-        assert (ours.awaited("same"), ours.unconfirmed) == (None, 0)
-
-
 @pytest.mark.parametrize("field", ["routing key", "headers"])
 async def test_what_does_not_fit_is_refused_before_it_is_sent(
     connection: Connection, queue: str, field: str
@@ -330,25 +274,6 @@ async def test_the_end_of_a_channel_is_an_error(connection: Connection, queue: s
 
     assert isinstance(channel.closing.exception(), ChannelClosed)
     assert ours.unconfirmed == 0
-
-
-async def test_a_channel_that_lives_long_takes_no_more_memory(
-    connection: Connection, queue: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However often it is looked at whether its confirms are overdue, nothing is left of that."""
-    monkeypatch.setattr(publisher, "LOOK_SECONDS", 0.0)
-    ours = publisher.Publisher(METRICS, timeout_seconds=SECONDS)
-    serving = asyncio.create_task(ours.serve(connection))
-    await ours.publish(b"", exchange="", routing_key=queue, properties=Properties(message_id="m"))
-    before = count_objects()
-    for _ in range(TURNS):
-        await asyncio.sleep(0)
-    more = count_objects() - before
-    serving.cancel()
-    await asyncio.gather(serving, return_exceptions=True)
-
-    # Not one for each of the looks, of which there is one in a few turns.
-    assert more < TURNS / 20
 
 
 async def test_an_alarm_is_seen_and_told(managed_broker: Broker) -> None:
