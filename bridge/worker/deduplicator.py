@@ -32,11 +32,11 @@ MAX_SET_ASIDE: Final = 1_000
 # A broker that is there delivers again as soon as a connection is lost.
 COMES_AGAIN_SECONDS: Final = 2.0
 
-# States of a delivery that may come again. An ack that was written may be lost: `unconfirmed`. One
-# that could not be written makes the redelivery `expected`. A delivery that was released unsettled
-# is `decided` if something has to be done for its outcome, else `undecided`; `deferred` is a repeat
-# whose first is in flight.
-State = Literal["unconfirmed", "expected", "decided", "undecided", "deferred"]
+# States of a delivery that may come again. If its ack was written, it may be lost: `unconfirmed`. If
+# the ack could not be written, the delivery is certain to come again: `unacked`. A delivery that
+# was released unsettled is `decided` if something has to be done for its outcome, else `undecided`;
+# `put_off` is a repeat whose first is in flight.
+State = Literal["unconfirmed", "unacked", "decided", "undecided", "put_off"]
 
 
 def unsure_ack_seconds(heartbeat_seconds: float) -> float:
@@ -69,15 +69,15 @@ class Released:
 class InFlight:
     """A delivery that is being worked on.
 
-    `connection_lost`: the broker delivers it again. `is_awaited`: that redelivery waits for it.
+    `connection_lost`: the broker delivers it again. `redelivery`: the wait of that redelivery.
     """
 
-    __slots__ = ("_settled", "connection_lost", "identity", "is_awaited")
+    __slots__ = ("_settled", "connection_lost", "identity", "redelivery")
 
     def __init__(self, identity: MessageIdentity) -> None:
         self.identity = identity
         self.connection_lost = False
-        self.is_awaited = False
+        self.redelivery: object | None = None
         self._settled: asyncio.Future[bool] | None = None
 
     async def until_settled(self) -> bool:
@@ -177,7 +177,7 @@ class Deduplicator:
     @property
     def _has_unacked(self) -> bool:
         lost = any(one.connection_lost for equal in self._in_flight.values() for one in equal)
-        return lost or any(state in {"expected", "decided"} for state, _ in self._known.live_keys())
+        return lost or any(state in {"unacked", "decided"} for state, _ in self._known.live_keys())
 
     @property
     def has_released(self) -> bool:
@@ -205,8 +205,7 @@ class Deduplicator:
         if accepted is not None or self._is_replaced(identity):
             is_same = redelivered and self._take_same(identity, is_sent=accepted is not None)
             return Repeat(None if is_same else accepted)
-        if redelivered and self._take_unconfirmed(identity):
-            self._known.take(("expected", identity))
+        if redelivered and self._take_settled(identity):
             return Repeat(None)
         released = self.take_released(identity) if redelivered else None
         in_flight = InFlight(identity)
@@ -218,9 +217,17 @@ class Deduplicator:
     ) -> Verdict:
         """Identify a delivery when the first, for which it has to wait, is settled or released."""
         is_redelivery = redelivered and first.connection_lost
-        first.is_awaited = first.is_awaited or is_redelivery
-        if await first.until_settled() and is_redelivery:
-            self._known.take(("expected", identity))
+        wait = object()
+        if is_redelivery:
+            first.redelivery = wait
+        try:
+            is_settled = await first.until_settled()
+        finally:
+            if first.redelivery is wait:
+                # If this wait was cancelled, the broker delivers the message once more.
+                first.redelivery = None
+        if is_settled and is_redelivery:
+            self._known.take(("unacked", identity))
             return Repeat(None)
         return self.identify(identity, redelivered=redelivered)
 
@@ -230,21 +237,18 @@ class Deduplicator:
         `acked` says whether the ack was written; one that was may still be lost.
         """
         identity = in_flight.identity
-        acked = acked and not in_flight.connection_lost
-        self._count_ack(identity, acked=acked)
-        if accepted is not None and identity.has_id:
+        is_known = accepted is not None and identity.has_id
+        if accepted is not None and is_known:
             self.sent.add(identity.message, accepted)
-        elif not in_flight.is_awaited:
-            self._note_ack(identity, acked=acked)
+        acked = acked and not in_flight.connection_lost
+        self._note_ack(identity, acked=acked, is_known=is_known)
         if accepted is None and identity.has_id and identity.copies:
             self._replaced.add(pack_identity(identity), None)
         self._end(in_flight, settled=True)
 
     def note_repeat(self, identity: MessageIdentity, *, acked: bool) -> None:
         """Remember that a repeat was acked, because that ack may be lost as well."""
-        self._count_ack(identity, acked=acked)
-        if identity.message not in self.sent:
-            self._note_ack(identity, acked=acked)
+        self._note_ack(identity, acked=acked, is_known=identity.message in self.sent)
 
     def release(self, in_flight: InFlight, released: Released) -> None:
         """Remember a delivery that goes back to the queue unsettled, and its outcome.
@@ -264,14 +268,14 @@ class Deduplicator:
         self._end(in_flight, settled=False)
 
     def release_repeat(self, identity: MessageIdentity, released: Released) -> None:
-        """Remember a deferred repeat that goes back to the queue unsettled."""
-        self._known.add(("deferred", identity), released)
+        """Remember a repeat that was put off and goes back to the queue unsettled."""
+        self._known.add(("put_off", identity), released)
 
     def take_released_repeat(
         self, identity: MessageIdentity, *, redelivered: bool
     ) -> Released | None:
-        """Return, once, how a repeat goes on that was deferred, released and has come again."""
-        taken = self._known.take(("deferred", identity)) if redelivered else None
+        """Return, once, how a repeat goes on that was put off, released and has come again."""
+        taken = self._known.take(("put_off", identity)) if redelivered else None
         return None if taken is None else taken[0]
 
     def take_released(self, identity: MessageIdentity) -> Released | None:
@@ -298,7 +302,7 @@ class Deduplicator:
             self.is_working_on(identity)
             or self.is_settled(identity)
             or self._is_released(identity)
-            or ("unconfirmed", identity) in self._known
+            or self._is_in_doubt(identity)
         )
 
     def learn(self, identity: MessageIdentity, released: Released | None) -> None:
@@ -317,7 +321,7 @@ class Deduplicator:
         # A message that was never retried differs from a later one with its id only by being
         # redelivered.
         if not identity.copies:
-            if ("unconfirmed", identity) not in self._known:
+            if not self._is_in_doubt(identity):
                 self._known.add(("unconfirmed", identity), None)
         elif not self._is_replaced(identity):
             self._replaced.add(pack_identity(identity), None)
@@ -336,8 +340,10 @@ class Deduplicator:
 
     def hand_on(self, identity: MessageIdentity) -> Repeat | Released | None:
         """Return, once, the fate of a message that was redelivered to a peer."""
-        if self.is_settled(identity) or self._take_unconfirmed(identity):
-            self._known.take(("expected", identity))
+        if self.is_settled(identity):
+            self._known.take(("unacked", identity))
+            return Repeat(None)
+        if self._take_settled(identity):
             return Repeat(None)
         return self.take_released(identity)
 
@@ -359,7 +365,7 @@ class Deduplicator:
             most_lost -= not in_flight.connection_lost
             in_flight.connection_lost = True
             # A redelivery that waited for it comes again as well.
-            in_flight.is_awaited = False
+            in_flight.redelivery = None
         lost = [packed for packed, ack in self._acked.clear() if ack > self._acks - most_lost]
         for packed in lost:
             self._known.add(("unconfirmed", unpack_identity(packed)), None)
@@ -384,7 +390,7 @@ class Deduplicator:
             return equal[0]
         if redelivered:
             for one in equal:
-                if one.connection_lost and not one.is_awaited:
+                if one.connection_lost and one.redelivery is None:
                     return one
         return None
 
@@ -400,32 +406,35 @@ class Deduplicator:
         state: State = "decided" if released.is_decided else "undecided"
         self._known.add((state, identity), released)
 
-    def _take_unconfirmed(self, identity: MessageIdentity) -> bool:
-        """Whether a redelivery is settled, for all that is known; once for each lost ack."""
+    def _is_in_doubt(self, identity: MessageIdentity) -> bool:
+        known = self._known
+        return ("unconfirmed", identity) in known or ("unacked", identity) in known
+
+    def _take_settled(self, identity: MessageIdentity) -> bool:
+        """Say, once for each such delivery, whether a redelivery is settled as far as is known."""
         if self._is_released(identity):
             return False
-        return self._known.take(("unconfirmed", identity)) is not None
+        known = self._known
+        taken = known.take(("unacked", identity)) or known.take(("unconfirmed", identity))
+        return taken is not None
 
     def _take_same(self, identity: MessageIdentity, *, is_sent: bool) -> bool:
         """Whether a redelivery is the delivery that was settled, here or by a peer that was asked.
 
         Another one that its publisher sent, and another worker lost, is owed a reply.
         """
-        if self._known.take(("expected", identity)) is not None:
+        if self._known.take(("unacked", identity)) is not None:
             return True
         return is_sent and self._known.take(("unconfirmed", identity)) is not None
 
-    def _count_ack(self, identity: MessageIdentity, *, acked: bool) -> None:
-        if acked:
-            self._acks += 1
-        else:
-            self._known.add(("expected", identity), None)
-
-    def _note_ack(self, identity: MessageIdentity, *, acked: bool) -> None:
-        if acked:
+    def _note_ack(self, identity: MessageIdentity, *, acked: bool, is_known: bool) -> None:
+        """Note the ack of a delivery; `is_known`: its redelivery is a repeat by its id."""
+        if not acked:
+            self._known.add(("unacked", identity), None)
+            return
+        self._acks += 1
+        if not is_known:
             self._acked.add(pack_identity(identity), self._acks)
-        else:
-            self._known.add(("unconfirmed", identity), None)
 
     def _end(self, in_flight: InFlight, *, settled: bool) -> None:
         message = in_flight.identity.message

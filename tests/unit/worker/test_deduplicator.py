@@ -794,6 +794,25 @@ async def test_waiting_redelivery_that_is_cancelled(deduplicator: Book) -> None:
     assert not await again
 
 
+@each_kind
+async def test_redelivery_after_one_that_was_cancelled_waits_as_well(
+    deduplicator: Book, one: MessageIdentity
+) -> None:
+    """A redelivery that is cancelled comes once more, and is not sent while the first is."""
+    await deduplicator.take(one, redelivered=False)
+    deduplicator.connection_lost()
+    gone = asyncio.create_task(deduplicator.take(one, redelivered=True))
+    await others_run()
+    gone.cancel()
+    await asyncio.wait({gone})
+    again = asyncio.create_task(deduplicator.take(one, redelivered=True))
+    await others_run()
+    assert not again.done()
+    deduplicator.settle(one, sent=True, acked=False)
+
+    assert await again is False
+
+
 # --- Decided and not settled ---------------------------------------------------------------------
 
 
