@@ -32,7 +32,7 @@ MAX_SET_ASIDE: Final = 1_000
 # A broker that is there delivers again as soon as a connection is lost.
 COMES_AGAIN_SECONDS: Final = 2.0
 
-# States of a delivery that may come again. If its ack was written, it may be lost: `unconfirmed`. If
+# States of a delivery that may come again. An ack that was written may be lost: `unconfirmed`. If
 # the ack could not be written, the delivery is certain to come again: `unacked`. A delivery that
 # was released unsettled is `decided` if something has to be done for its outcome, else `undecided`;
 # `put_off` is a repeat whose first is in flight.
