@@ -63,7 +63,7 @@ def parse_admin_port(text: str, default_port: int) -> AdminPort:
 async def addresses_of(name: AdminPort) -> list[AdminPort]:
     """Return all addresses of a name, such as that of a headless service.
 
-    Only those of one kind: a process with an IPv4 and an IPv6 address is asked once. Raises
+    IPv4 addresses, or IPv6 if there are none, so that a process with both is asked once. Raises
     BridgeError with the reason if there is none.
     """
     loop = asyncio.get_running_loop()

@@ -1,7 +1,6 @@
 """The machine-readable contract of messages: their JSON Schemas, and an AsyncAPI 3.0 document.
 
-Made from the models and the effective configuration, so that names and limits are those of this
-installation.
+Both are made from the models and the effective configuration, with its names and limits.
 """
 
 from collections.abc import Sequence
@@ -235,7 +234,7 @@ def _messages(settings: Settings) -> dict[str, Any]:
         "deadLetter": {
             "title": "Dead letter",
             "headers": _inlined(_schema(DeadLetterHeaders)),
-            "payload": {"description": "what was published, which need not be a send request"},
+            "payload": {"description": "the published body, which may be no send request"},
         },
         "inboundEvent": {
             "title": "Inbound event",

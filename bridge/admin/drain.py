@@ -1,7 +1,7 @@
 """Move the messages that wait for the workers of a queue to its dead letters.
 
-Copies are published and confirmed, then listed in a file, then the messages are acked, and whoever
-asked for their outcome is told.
+Copies are published and confirmed, then listed in a file, then the messages are acked, and their
+outcomes are published.
 """
 
 import asyncio

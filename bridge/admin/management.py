@@ -33,7 +33,7 @@ _WITH_STATISTICS: Final[Mapping[str, str]] = {}
 
 
 class Members(NamedTuple):
-    """The nodes that hold a copy of a quorum queue, and those of them that are online."""
+    """The nodes that hold a copy of a quorum queue, and the online ones among them."""
 
     nodes: tuple[str, ...]
     online: tuple[str, ...]
@@ -152,7 +152,7 @@ class Management:
         return await self.read("exchanges", self.vhost, exchange) is not None
 
     async def missing_bindings(self, topology: Topology) -> list[Difference]:
-        """Return the bindings that are needed and missing, of which AMQP tells nothing."""
+        """Return the bindings that are needed and missing, which AMQP cannot show."""
         return [
             Difference(one, "missing", "is missing", "create it: sms-bridge topology declare")
             for one in topology.bindings

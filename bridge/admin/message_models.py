@@ -45,7 +45,7 @@ class RequestHeaders(_TraceHeaders):
 
 
 class DeadLetterHeaders(_TraceHeaders):
-    """The headers that a dead letter has in addition to those of its request."""
+    """The headers of a dead letter beside the headers of its request."""
 
     reason: DeadReason = Field(alias="sms-bridge-reason")
     detail: Annotated[str, StringConstraints(max_length=500)] = Field(alias="sms-bridge-detail")
@@ -53,7 +53,7 @@ class DeadLetterHeaders(_TraceHeaders):
     status: Annotated[int, Field(ge=100, le=599)] | None = Field(None, alias="sms-bridge-status")
     code: ErrorCode | None = Field(None, alias="sms-bridge-code")
     meaning: str | None = Field(
-        None, alias="sms-bridge-meaning", description="what the code says, in our words"
+        None, alias="sms-bridge-meaning", description="the meaning of the code, in our words"
     )
     dead_at: datetime = Field(alias="sms-bridge-dead-at")
     queue: str = Field(
@@ -63,7 +63,7 @@ class DeadLetterHeaders(_TraceHeaders):
 
 
 class OutcomeBody(BaseModel):
-    """What became of a request: to its `reply_to`, and to `worker.outcome_exchange`.
+    """The outcome of a request: to its `reply_to`, and to `worker.outcome_exchange`.
 
     `delivered` and `undelivered` come from the service's delivery receipts, to the exchange alone.
     """
@@ -81,7 +81,8 @@ class OutcomeBody(BaseModel):
     at: datetime
     code: ErrorCode | None = Field(None, description="the service's own, left out without one")
     meaning: str | None = Field(
-        None, description="what the code says, in our words; left out where the preset has none"
+        None,
+        description="the meaning of the code, in our words; left out where the preset has none",
     )
     duplicate: bool = Field(False, description="true on the answer to a repeat, else left out")
 
@@ -100,7 +101,7 @@ class EventHeaders(_TraceHeaders):
     delivery: Delivery | None = Field(
         None,
         alias="sms-bridge-delivery",
-        description="what a delivery receipt says; left out of a bundle of several",
+        description="the result in a delivery receipt; left out of a bundle of several",
     )
     provider_id: VisibleId | None = Field(
         None,
@@ -118,7 +119,7 @@ class EventProperties(_Described):
     """The AMQP properties of an inbound event."""
 
     content_type: str | None = Field(
-        "application/json", description="what the service said of a body that is no JSON"
+        "application/json", description="the service's own for a body that is not JSON"
     )
     delivery_mode: Literal[2]
     message_id: Annotated[str, Field(description="unique for each publish")]

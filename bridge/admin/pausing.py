@@ -1,4 +1,4 @@
-"""Stop every worker of a queue, let them go on, and find out whether somebody has stopped them."""
+"""Pause and resume every worker of a queue, and find out whether an operator has paused them."""
 
 import asyncio
 import contextlib
@@ -48,9 +48,9 @@ class Paused(NamedTuple):
 
 
 async def pause(settings: Settings, reason: str | None) -> Paused:
-    """Stop every worker of `worker.queue`; the note of a pause that is on already stays.
+    """Pause every worker of `worker.queue`; the note of a pause that is on already stays.
 
-    `reason` is as `checked_reason` returns it. Raises BrokerError when the broker does not do it.
+    `reason` is as `checked_reason` returns it. Raises BrokerError if the broker does not do it.
     """
     queue, note = settings.worker.queue, Note(reason, time.time())
     async with open_session(settings) as (connection, channel):
@@ -64,16 +64,16 @@ async def pause(settings: Settings, reason: str | None) -> Paused:
             await _make(connection, paused_queue(queue))
         # In an alarm of the broker nothing is read on a connection that has published.
         is_left = await _leave(channel, queue, note)
-        # Another `pause` may have left its own first. What may not be read is there all the same.
+        # Another `pause` may have left its own first. A note that may not be read is there as well.
         kept = (await _read_note(connection, queue) or note) if is_left else None
         return Paused(kept, is_new=before is None)
 
 
 async def resume(settings: Settings) -> bool:
-    """Let them go on; return False when they were not stopped. Raises BrokerError as `pause`.
+    """Resume the workers; return False if they were not paused. Raises BrokerError as `pause`.
 
-    Each broker of `rabbitmq.url` is asked at once, and the first that knows of the pause ends it: a
-    node that is back after a partition may know nothing of it for some seconds.
+    All brokers of `rabbitmq.url` are asked at once, and the first that knows of the pause ends it:
+    a node that is back after a partition may not know of it for some seconds.
     """
     at_each = [asyncio.ensure_future(_resume_at(settings, url)) for url in settings.rabbitmq.url]
     faults = list[BrokerError]()
@@ -121,10 +121,10 @@ async def _resume_at(settings: Settings, url: SecretStr) -> bool:
 async def find_pause(
     connection: Connection, queue: str, *, publishing: Connection | None = None
 ) -> Paused | None:
-    """Say whether somebody has stopped the workers of a queue; raise BrokerError if not known.
+    """Return the operator's pause of a queue, if it is on; raise BrokerError if that is not known.
 
-    With a connection that publishes it is asked as workers ask, without an error in the broker's
-    log. HiddenPauseError says that it is not known because the user has no permission.
+    With a connection that publishes, no error gets into the broker's log. Raises HiddenPauseError
+    if the user has no permission to know.
     """
     exists = None if publishing is None else await probe(publishing, queue)
     if exists is False:
@@ -140,7 +140,7 @@ async def find_pause(
 
 
 def explain_paused(queue: str, paused: Paused) -> tuple[str, str]:
-    """Say that the workers are stopped, since when and what for, and what to do."""
+    """Explain a pause: since when it is on, the reason, and the remedy."""
     text = f"an operator has paused every worker of {queue}"
     note = paused.note
     if note is not None:

@@ -1,4 +1,4 @@
-"""`check --render`: the HTTP request for a send request, and the fate of each answer to it."""
+"""`check --render`: the HTTP request for a send request, and the fate of each answer."""
 
 import json
 import re

@@ -112,7 +112,7 @@ class Copies:
         if self.publisher.is_blocked:
             return (
                 f"{error}: the broker takes no messages, as in a memory or disk alarm; look at "
-                "rabbitmq-diagnostics check_local_alarms; what was under way may yet be stored"
+                "rabbitmq-diagnostics check_local_alarms; copies on their way may yet be stored"
             )
         if error.fault != "error":
             return str(error)
@@ -124,7 +124,7 @@ class Copies:
 
 def new_publisher(settings: Settings) -> Publisher:
     """Make the publisher of one command."""
-    # Nobody reads the metrics, but each publish is counted.
+    # The publisher counts each publish, in metrics that nothing reads here.
     exchanges = ("default", settings.webhook.exchange)
     metrics = BridgeMetrics(
         new_registry(), component="cli", version=__version__, revision="", exchanges=exchanges

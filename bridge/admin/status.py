@@ -141,7 +141,7 @@ class ProcessReport(BaseModel, frozen=True):
 
 
 class DeadLettersReport(BaseModel, frozen=True):
-    """The dead letters that wait, and those that the workers have made since they started."""
+    """The dead letters that wait, and the ones made since the workers started, by reason."""
 
     waiting: int | None
     by_reason: Mapping[str, int]
@@ -226,8 +226,9 @@ class Reading(NamedTuple):
         return int(self.total(name, **labels))
 
     def moment(self, name: str) -> str | None:
-        """Return the time that a metric holds."""
-        seconds = self.total(name)
+        """Return the latest time among the samples with this name."""
+        self.total(name)
+        seconds = max((value for _, value in self.scrape.samples(name)), default=0.0)
         return utc_text(seconds) if seconds else None
 
     def by(self, label: str, name: str, **labels: str) -> dict[str, int]:
@@ -259,7 +260,7 @@ class Reading(NamedTuple):
 
 
 class QueueView(NamedTuple):
-    """What the broker, or a worker that has asked it, says of the queues and an operator's pause.
+    """The queues and an operator's pause, as the broker or a worker that has asked it sees them.
 
     `at` is in unix seconds, 0 for a worker that has not asked yet. `is_paused` None: not known.
     """
@@ -518,13 +519,13 @@ def put_together(
     broker_view: QueueView | None,
     described: Sequence[DescribedProcess],
 ) -> Status:
-    """Make the status of all answers; `queues` is used if nobody tells of them."""
+    """Make the status of all answers; `queues` is used if no answer has their sizes."""
     processes = [one.report for one in described]
     workers = [one.worker for one in processes if one.worker is not None]
     views = [one.view for one in described if one.view is not None]
     asked = [view for view in views if view.at]
     view = broker_view or max(asked, key=lambda one: one.at, default=None)
-    # If the broker does not tell of an operator's pause, a worker that obeys it does.
+    # A worker that obeys an operator's pause knows of it, if the broker does not say.
     told = (one for one in (broker_view, *views) if one is not None and one.is_paused is not None)
     pause = next(told, None)
     note = None if pause is None else pause.note

@@ -1,6 +1,6 @@
 """Formats of the topology: a table, JSON, RabbitMQ definitions, Kubernetes custom resources.
 
-All come from `bridge.topology`, so that entities made by hand equal those that the bridge declares.
+All come from `bridge.topology`, so that entities made by hand equal the declared ones.
 """
 
 import re

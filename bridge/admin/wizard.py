@@ -229,7 +229,9 @@ def _check_broker(url: URL, *, is_pod: bool) -> None:
             "amqp://rabbitmq.messaging.svc:5672/"
         )
     if is_pod and url.query_string:
-        raise ConfigError("--broker: the chart has no place for what stands behind ?; take it out")
+        raise ConfigError(
+            "--broker: the chart takes no address with a query; remove ? and everything after it"
+        )
 
 
 def _validate(answers: Answers, secrets: Mapping[Path, str]) -> Settings:
@@ -268,7 +270,7 @@ def secrets_to_make(answers: Answers) -> dict[str, list[str]]:
 
 
 def _values(answers: Answers) -> dict[str, Any]:
-    """Return what the template's placeholders stand for, as far as it is answered."""
+    """Return the values of the template's placeholders, as far as they are answered."""
     preset = _preset(answers)
     values: dict[str, Any] = {key: value for key, value in answers.items() if value}
     needs = needed_settings(preset)

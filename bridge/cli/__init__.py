@@ -1,1 +1,1 @@
-"""The commands, a group in each module; each imports what it needs when it runs."""
+"""The commands, a group in each module; each imports its modules when it runs."""

@@ -1,4 +1,4 @@
-"""What commands print: tables, ages, text made safe, a progress bar, the error of full disks."""
+"""Output of commands: tables, ages, escaped text, a progress bar, the error of a full disk."""
 
 import errno
 import sys
@@ -37,7 +37,7 @@ def printable(text: str) -> str:
 
 
 def counts_of(counts: Mapping[str, int]) -> str:
-    """Write what a number consists of: ` (refused 3, invalid 1)`, or nothing if all are 0."""
+    """Write the parts of a number: ` (refused 3, invalid 1)`, or nothing if all are 0."""
     parts = ", ".join(f"{printable(name)} {count}" for name, count in counts.items() if count)
     return f" ({parts})" if parts else ""
 
@@ -58,8 +58,8 @@ def progress_bar(total: int) -> Iterator[Callable[[int], object]]:
 
 
 def explain_unwritable(error: OSError) -> str:
-    """Say that output cannot be written, and that the command may have been carried out."""
+    """Explain that output cannot be written, and that the command may have done its work."""
     return (
-        f"cannot be written: {error.strerror}; what the command does may be done: look before you "
+        f"cannot be written: {error.strerror}; the command may have done its work: look before you "
         "run it again"
     )

@@ -1,4 +1,4 @@
-"""`sms-bridge pause` and `resume`: stop every worker of the queue, and let them go on."""
+"""`sms-bridge pause` and `resume`: pause and resume every worker of the queue."""
 
 from typing import Annotated
 
@@ -18,17 +18,15 @@ def pause(
     *,
     reason: Annotated[
         str | None,
-        typer.Option(
-            metavar="TEXT", help="What for: a line for others to read, without phone numbers."
-        ),
+        typer.Option(metavar="TEXT", help="Why: a line for others to read, without phone numbers."),
     ] = None,
     config: ConfigFile = None,
 ) -> None:
     """Stop sending: within two seconds no worker of the queue begins another request.
 
-    Until `sms-bridge resume`, whatever restarts: it is kept on the broker, as the queue
-    <worker.queue>.paused, which the user has to be permitted to configure. What is being posted is
-    finished, everything else waits in its queues, and goes on ageing. Nothing is lost.
+    The pause lasts until `sms-bridge resume`, also over restarts: the broker keeps it as the queue
+    <worker.queue>.paused, which the user must be permitted to configure. Requests in flight are
+    finished. All other messages wait in their queues, and may expire there. Nothing is lost.
     """
     import asyncio
 
@@ -53,9 +51,9 @@ def pause(
 
 @app.command(epilog=examples("sms-bridge resume"))
 def resume(context: typer.Context, config: ConfigFile = None) -> None:
-    """Go on sending after `sms-bridge pause`; without one nothing is changed.
+    """Resume sending after `sms-bridge pause`; without a pause nothing is changed.
 
-    What has expired meanwhile becomes dead letters, as always. A pause that a worker began itself,
+    Messages that have expired meanwhile become dead letters. A pause that a worker began itself,
     as for an outage, ends by itself.
     """
     import asyncio

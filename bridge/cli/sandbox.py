@@ -60,23 +60,25 @@ def sandbox(  # noqa: PLR0913  an option each
         str | None,
         typer.Option(
             metavar="URL",
-            help="Where webhooks are sent; http://127.0.0.1:8080/webhooks/NAME with a preset.",
+            help="Where to send webhooks. Default with a preset: 127.0.0.1:8080/webhooks/NAME.",
         ),
     ] = None,
     webhook_secret: Annotated[
         str | None,
-        typer.Option(metavar="S", help="The secret that signs them; made up with a preset."),
+        typer.Option(
+            metavar="S", help="The secret that signs them. Default with a preset: a random one."
+        ),
     ] = None,
     webhook_secret_file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A file that holds it, in place of --webhook-secret."),
+        typer.Option(metavar="FILE", help="A file that holds it, instead of --webhook-secret."),
     ] = None,
     key: Annotated[str | None, typer.Option(help="The only API key that is accepted.")] = None,
     allow_host: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="A name with dots by which it is asked for; may be repeated.",
+            help="A name with dots under which it is reached; may be repeated.",
         ),
     ] = None,
 ) -> None:

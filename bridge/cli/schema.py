@@ -1,4 +1,4 @@
-"""`sms-bridge schema`: the contract for machines."""
+"""`sms-bridge schema`: JSON Schemas and an AsyncAPI document."""
 
 import json
 from typing import Any

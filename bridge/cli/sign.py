@@ -1,4 +1,4 @@
-"""`sms-bridge sign`: the headers that a webhook of the SMS service would have."""
+"""`sms-bridge sign`: sign a body as the SMS service signs its webhooks."""
 
 import sys
 import time
@@ -28,17 +28,19 @@ app = typer.Typer()
 )
 def sign(
     context: typer.Context,
-    file: Annotated[Path | None, typer.Argument(help="The body; standard input without.")] = None,
+    file: Annotated[Path | None, typer.Argument(help="The body. Default: standard input.")] = None,
     curl: Annotated[
-        str | None, typer.Option(metavar="URL", help="Print a ready curl command instead.")
+        str | None, typer.Option(metavar="URL", help="Print a curl command instead.")
     ] = None,
     path: Annotated[
         str | None,
-        typer.Option(help="The endpoint, where there are several; that of the URL without."),
+        typer.Option(help="The endpoint, if there are several. Default: the path of the URL."),
     ] = None,
     content_type: Annotated[
         str,
-        typer.Option(metavar="TYPE", help="What the body is; some schemes sign forms otherwise."),
+        typer.Option(
+            metavar="TYPE", help="The type of the body; some schemes sign forms differently."
+        ),
     ] = "application/json",
     config: ConfigFile = None,
 ) -> None:
@@ -93,7 +95,7 @@ def _sign(
 
     if endpoint.scheme.algorithm == "ed25519":
         raise ConfigError(
-            f"{endpoint.path}: its secret is the service's public key, with which nobody can sign; "
+            f"{endpoint.path}: its secret is the service's public key, which signs nothing; "
             "have the service call it"
         )
     try:
@@ -107,7 +109,7 @@ def _sign(
         )
     except InvalidSignatureError:
         raise ConfigError(
-            f"{endpoint.path}: the receiver would refuse this whoever signed it; it is not what "
-            "the service is documented to send"
+            f"{endpoint.path}: the receiver would refuse this body with any signature; the service "
+            "is documented to send other ones"
         ) from None
     return signed.headers, signed.query

@@ -58,12 +58,12 @@ def status(
     as_json: AsJson = False,
     config: ConfigFile = None,
 ) -> None:
-    """Show on one screen what waits, what is sent, what is paused and why, and who works.
+    """Show queues, rates, pauses with their causes, workers and receivers on one screen.
 
     The broker is asked for the queues, their consumers and an operator's pause, the admin ports
     for the rest. Whatever does not answer is named. Nothing is changed and no message is read:
-    ages are those of the messages that a worker holds, and dead letters by reason are those that
-    the workers have made since they started. `dlq list` reads the queue itself.
+    ages are known for the messages that a worker holds, and reasons for the dead letters made since
+    the workers started. `dlq list` reads the queue itself.
 
     Exit 1 if the broker does not answer, or an admin port that was named. --watch ends with exit 0;
     with --json as well, each reading is a line.
@@ -293,8 +293,9 @@ def _queues(status: "Status", width: int) -> Iterator[StatusLine]:
         if queue.role != "retry"
     ]
     yield from _table(("QUEUE", "WAITING", "CONSUMERS", source), rows)
+    main = status.queues[0].name
     steps = (
-        f"{queue.name.rpartition('.')[2]} {_ready(queue)}"
+        f"{_step(queue.name, main)} {_ready(queue)}"
         for queue in status.queues
         if queue.role == "retry"
     )
@@ -309,6 +310,11 @@ def _queues(status: "Status", width: int) -> Iterator[StatusLine]:
         counts = sorted(status.dead_letters.by_reason.items(), key=lambda item: -item[1])
         dead = ", ".join(f"{reason} {count:,}" for reason, count in counts)
         yield from _wrapped(f"dead letters since the workers started: {dead or 'none'}", width)
+
+
+def _step(name: str, main: str) -> str:
+    """Shorten the name of a retry queue: `sms.outbound.urgent.retry.5s` is `urgent 5s`."""
+    return name.removeprefix(f"{main}.").removeprefix("retry.").replace(".retry.", " ")
 
 
 def _ready(queue: "QueueReport") -> str:

@@ -284,7 +284,7 @@ async def test_sign_signs_as_the_endpoint_does(
         (["--curl", "http://localhost/webhooks/telnyx"], "/webhooks/telnyx: its secret is the ser"),
         (
             ["--path", "/webhooks/twilio", "--content-type", FORM],
-            "/webhooks/twilio: the receiver would refuse this whoever signed it",
+            "/webhooks/twilio: the receiver would refuse this body with any signature",
         ),
     ],
     ids=["none", "unknown", "url", "public-key", "no-form"],

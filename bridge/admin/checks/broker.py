@@ -1,4 +1,4 @@
-"""Checks over AMQP: connections, topology, permissions, and who takes from the queues."""
+"""Checks over AMQP: connections, topology, permissions, and consumers."""
 
 import asyncio
 import contextlib

@@ -67,7 +67,7 @@ class CheckedBroker(SetUp):
 
 
 def version_of(connection: Connection) -> tuple[int, ...]:
-    """Read the version of RabbitMQ from what it said when the connection was opened."""
+    """Return the version of RabbitMQ, which it sends when a connection is opened."""
     transport = connection.transport
     told: Any = {} if transport is None else transport.connection.server_properties
     numbers = re.match("[0-9.]*", str(told.get("version", "")))
@@ -86,7 +86,7 @@ def judge_certificate(subject: str, certificate: dict[str, Any]) -> Finding:
 
 
 def judge_clock(whose: str, skew_seconds: float | None) -> list[Finding]:
-    """Warn when another clock is too far ahead of ours (above zero) or behind; None is unknown."""
+    """Warn of a clock that is too far ahead of ours (above zero) or behind; None is unknown."""
     if skew_seconds is None:
         return []
     if abs(skew_seconds) <= MAX_SKEW_SECONDS:

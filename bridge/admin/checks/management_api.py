@@ -1,4 +1,4 @@
-"""Checks through RabbitMQ's management API: what AMQP does not tell about queues and nodes.
+"""Checks through RabbitMQ's management API: policies, members, alarms, bindings.
 
 The functions `judge_...` are pure. Since RabbitMQ 4.0 a quorum queue without a delivery limit has
 one of 20, and a negative limit means none; older versions read a negative limit as: drop whatever

@@ -317,7 +317,10 @@ EVENTS = 'sms_bridge_webhook_events_total{{event_type="t",outcome="{}"}} {}\n'
 def test_a_receiver() -> None:
     def page(count: int) -> Scrape:
         outcomes = ("published", "unparsed", "duplicate", "invalid_signature", "overloaded")
-        return Scrape("".join(EVENTS.format(outcome, count) for outcome in outcomes))
+        events = "".join(EVENTS.format(outcome, count) for outcome in outcomes)
+        last = "sms_bridge_webhook_last_event_timestamp_seconds"
+        moments = f'{last}{{event_type="a"}} 1900000000\n{last}{{event_type="b"}} 1900000060\n'
+        return Scrape(events + moments)
 
     health = HealthReport(status="ok", checks={"listener": "ok"})
     before, now = Reading(10.0, health, page(0)), Reading(12.0, health, page(4))
@@ -325,6 +328,7 @@ def test_a_receiver() -> None:
 
     assert found.worker is None
     assert found.webhook is not None
+    assert found.webhook.last_event_at == "2030-03-17T17:47:40Z"
     assert found.webhook.published_per_second == 4.0
     assert found.webhook.refused_per_second == 2.0
     assert found.webhook.failed_per_second == 2.0

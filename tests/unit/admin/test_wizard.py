@@ -135,7 +135,7 @@ def test_services_without_a_signature_default_to_no_webhooks() -> None:
         ("image", "sms-bridge@sha256:12", "must look like"),
         ("broker", "amqp://localhost:5672/", "in a pod this is the pod itself"),
         ("broker", "amqp://[::1]:5672/", "in a pod this is the pod itself"),
-        ("broker", "amqp://rabbitmq/?heartbeat=3", "the chart has no place"),
+        ("broker", "amqp://rabbitmq/?heartbeat=3", "the chart takes no address"),
         ("broker-secret-name", "My_Secret", "must be the name of a Secret"),
         ("key-secret-name", "sk_live_1234", "the secret itself is never given here"),
         ("webhook-secret-name", "name/a key", "the secret itself is never given here"),

@@ -25,6 +25,7 @@ QUEUES = (
     QueueReport(name="sms.outbound", role="requests", exists=True, ready=1204, consumers=2),
     QueueReport(name="sms.outbound.retry.5s", role="retry", delay_seconds=5, exists=True, ready=12),
     QueueReport(name="sms.outbound.retry.30s", role="retry", delay_seconds=30, exists=False),
+    QueueReport(name="sms.outbound.urgent.retry.5s", role="retry", exists=True, ready=0),
     QueueReport(name="sms.outbound.dead", role="dead_letters", exists=True, ready=31, consumers=0),
 )
 RATES = RatesReport(sent_per_second=98.2, retried_per_second=0.5, dead_per_second=0.0)
@@ -127,7 +128,7 @@ def test_all_is_well() -> None:
         "sms.outbound         1,204          2  oldest in hand: 1m",
         "sms.outbound.dead       31          0",
     ]
-    assert "on the retry ladder: 5s 12, 30s missing" in lines
+    assert "on the retry ladder: 5s 12, 30s missing, urgent 5s 0" in lines
     assert "dead letters since the workers started: refused 20, invalid 1" in lines
     assert lines[-6:] == [
         "WORKER         HELD  SENT/S  RETRY/S  DEAD/S  LAST  STATE",
