@@ -38,7 +38,7 @@ export PATH := $(CURDIR)/$(RABBITMQ_4)/bin:$(PATH)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help env compiled broker rabbitmq-4 prometheus amqp-tools browser demo collect test test-failed test-fast test-compiled test-plain-wire test-rabbitmq-4 \
+.PHONY: help env compiled broker rabbitmq-4 prometheus amqp-tools browser demo collect test test-failed test-fast test-compiled test-rabbitmq-4 \
     examples upgrade-check soak soak-table soak-cluster soak-scaling side-by-side scenes adaptive simulate pace soak-webhook soak-hour forgeries mutants pictures nginx redpanda-connect go-contestants perf-test otel-collector \
     bench bench-guard bench-profile chart chart-cluster chart-files provider-pages docs image release-image \
     lint-image image-proof check pre-commit format clean
@@ -153,8 +153,8 @@ test-failed: $(DEV_STAMP) broker prometheus amqp-tools browser  ## run what fail
 # the roles, their queues and the operators' commands.
 ON_EACH_RABBITMQ := tests/faults $(patsubst %,tests/integration/test_%.py,broker_metrics \
     check_online connecting counting dlq draining letters_are_kept lifecycle \
-    operator_permissions pausing peers plain_wire queue_sizes receipts status \
-    topology_cli upgrading webhook wires worker)
+    operator_permissions pausing peers queue_sizes receipts status \
+    topology_cli upgrading webhook wire worker)
 test-rabbitmq-4:  ## run the tests that depend on the broker once more, on RabbitMQ 4.3
 	$(MAKE) --no-print-directory test RABBITMQ=4 TESTS="$(ON_EACH_RABBITMQ)"
 
@@ -176,10 +176,6 @@ COMPILED_TESTS = tests/test_compiled.py $(sort $(shell sed -n '/hooks.mypyc\]/,/
     s|^  "bridge/\([^/]*\)/.*|tests/unit/\1|p; s|^  "bridge/\([^/]*\.py\)",|tests/unit/test_\1|p }' pyproject.toml))
 test-compiled:  ## run those of test-fast that concern what is compiled, on the compiled modules
 	$(MAKE) --no-print-directory test-fast COMPILED=1 TESTS="$(COMPILED_TESTS)"
-
-test-plain-wire: export SMS_BRIDGE_TEST_WIRE := plain
-test-plain-wire: $(DEV_STAMP) broker  ## run the roles' integration tests on the wire through aiormq
-	$(call run_tests,$(BIN),$(addprefix tests/integration/test_,worker.py webhook.py lifecycle.py))
 
 # Of the other languages, those whose runtimes are there: node with npm, go, java with mvn, dotnet,
 # php with Debian's php-amqplib.

@@ -15,7 +15,6 @@ from bench.api import ACCOUNT
 from bench.queues import EXCHANGE, OUTBOUND
 from bridge import is_compiled
 from bridge.config import ENV_PREFIX
-from bridge.config.loading import WIRE_VARIABLE
 from bridge.config.presets import Preset
 
 FOLDER: Final = Path(__file__).parent / "contestants"
@@ -257,10 +256,7 @@ def named(name: str) -> Contestant:
 
 def environ_for(task: Task, metrics_port: int) -> Mapping[str, str]:
     """Make the environment of a process; each program finds its own settings there."""
-    # Only the wire may be chosen, to measure one beside the other.
-    others = {
-        k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX) or k == WIRE_VARIABLE
-    }
+    others = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
     ours = {
         "RABBITMQ__URL": task.amqp_url,
         "SMS_API__BASE_URL": task.api_url,

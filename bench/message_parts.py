@@ -24,11 +24,10 @@ from bench.lineup import KEY
 from bench.queues import OUTBOUND, TEXT, name_message
 from bridge.amqp import frames
 from bridge.amqp.client import Channel
-from bridge.amqp.demultiplexer import Demultiplexer
-from bridge.amqp.frames import CONTENT_HEADER_START, Deliveries
+from bridge.amqp.frames import CONTENT_HEADER_START, Body, Deliveries, DeliveryHandler
 from bridge.amqp.properties import Properties, write_properties
 from bridge.amqp.publisher import Publisher
-from bridge.amqp.wire import Body, DeliveryHandler, Wire
+from bridge.amqp.wire import Demultiplexer, Wire
 from bridge.config import Settings, SmsApiSettings, WorkerSettings
 from bridge.telemetry.log_setup import configure_logging
 from bridge.telemetry.metrics import new_registry

@@ -18,10 +18,8 @@ from bench.lineup import SECRET
 from bench.message_parts import ALL, AT_ONCE, MESSAGES, Counted, Output
 from bridge.amqp import frames
 from bridge.amqp.client import Channel
-from bridge.amqp.demultiplexer import Demultiplexer
-from bridge.amqp.frames import Confirms
 from bridge.amqp.publisher import Publisher
-from bridge.amqp.stream_wire import StreamPublishing, StreamWire
+from bridge.amqp.wire import Demultiplexer, PublishingChannel, Wire
 from bridge.config.webhook import WebhookSettings
 from bridge.http.connection import Connection
 from bridge.http.messages import Request, Response, render
@@ -79,10 +77,10 @@ class Bench:
         registry = new_registry()
         metrics = WebhookMetrics(registry, paths=[settings.path], event_types=["message.received"])
         publisher = Publisher(_bridge_metrics(settings.exchange), timeout_seconds=3)
-        self._confirms = Confirms()
-        wire = StreamWire()
+        wire = Wire()
         wire._transport = cast("Any", _Peer())
-        publisher._channel = StreamPublishing(wire, cast("Channel", _Channel()), self._confirms)
+        self._confirms = PublishingChannel(wire, cast("Channel", _Channel()))
+        publisher._main.channel = self._confirms
         self._reading = Demultiplexer(
             asyncio.StreamReader(), {_CHANNEL: self._confirms}, lambda: 0.0
         )

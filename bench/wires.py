@@ -1,4 +1,4 @@
-"""What a message costs on each wire: our own past aiormq, and the one through it.
+"""What a message costs on the bridge's own wire, and through aiormq's documented methods.
 
     python -m bench.wires
 
@@ -9,7 +9,6 @@ JSON; the least of some runs.
 
 import asyncio
 import json
-import os
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -21,13 +20,11 @@ from pamqp.header import ContentHeader
 from pydantic import SecretStr
 
 from bridge.amqp.channels import open_channel
-from bridge.amqp.client import Connection
+from bridge.amqp.client import Connection, DeliveredMessage
 from bridge.amqp.connecting import close_quietly, open_connection
-from bridge.amqp.frames import CONTENT_HEADER_START, content_header
-from bridge.amqp.properties import Properties, as_facts, read_properties
-from bridge.amqp.wire import Body
+from bridge.amqp.frames import CONTENT_HEADER_START, Body, content_header
+from bridge.amqp.properties import ClientProperties, Properties, as_facts, read_properties
 from bridge.config import RabbitMQSettings
-from bridge.config.loading import WIRE_VARIABLE
 from bridge.sandbox.broker import private_broker
 
 MESSAGES: Final = 5_000
@@ -95,6 +92,49 @@ async def _take(connection: Connection) -> None:
     await channel.close()
 
 
+async def _publish_plain(connection: Connection) -> None:
+    channel = await open_channel(connection, confirms=True)
+    await channel.queue_declare(QUEUE)
+    for begin in range(0, MESSAGES, PREFETCH):
+        publishes = [
+            channel.basic_publish(
+                BODY,
+                routing_key=QUEUE,
+                mandatory=True,
+                properties=ClientProperties(
+                    content_type=PROPERTIES.content_type,
+                    delivery_mode=PROPERTIES.delivery_mode,
+                    message_id=str(number),
+                    headers=PROPERTIES.headers,
+                ),
+            )
+            for number in range(begin, min(begin + PREFETCH, MESSAGES))
+        ]
+        await asyncio.gather(*publishes)
+    await channel.close()
+
+
+async def _take_plain(connection: Connection) -> None:
+    channel = await open_channel(connection)
+    left, done = MESSAGES, asyncio.Event()
+
+    async def take(message: DeliveredMessage) -> None:
+        nonlocal left
+        left -= 1
+        await channel.basic_ack(message.delivery_tag or 0, wait=False)
+        if not left:
+            done.set()
+
+    await channel.basic_qos(prefetch_count=PREFETCH)
+    await channel.basic_consume(QUEUE, take)
+    await done.wait()
+    await channel.basic_qos(prefetch_count=1)  # The broker answers it after it has read the acks.
+    await channel.close()
+
+
+WIRES: Final = {"ours": (_publish, _take), "aiormq": (_publish_plain, _take_plain)}
+
+
 async def _microseconds(work: Callable[[Connection], Awaitable[None]], url: str) -> float:
     async with asyncio.timeout(DEADLINE_SECONDS), _connected(url) as connection:
         begun = time.process_time()
@@ -104,14 +144,11 @@ async def _microseconds(work: Callable[[Connection], Awaitable[None]], url: str)
 
 async def _measure_wires(url: str) -> dict[str, dict[str, float]]:
     """Measure both in turn."""
-    runs: dict[str, dict[str, list[float]]] = {
-        name: {"publish": [], "take": []} for name in ("stream", "plain")
-    }
+    runs: dict[str, dict[str, list[float]]] = {name: {"publish": [], "take": []} for name in WIRES}
     for _ in range(RUNS):
-        for name, times in runs.items():
-            os.environ[WIRE_VARIABLE] = name
-            times["publish"].append(await _microseconds(_publish, url))
-            times["take"].append(await _microseconds(_take, url))
+        for name, (publish, take) in WIRES.items():
+            runs[name]["publish"].append(await _microseconds(publish, url))
+            runs[name]["take"].append(await _microseconds(take, url))
     return {name: {what: min(t) for what, t in times.items()} for name, times in runs.items()}
 
 
@@ -128,7 +165,7 @@ def _measure_properties() -> dict[str, float]:
     if dict(theirs()) != as_facts(read_properties(payload)):
         raise ValueError("they do not read the same")
     least = {}
-    for name, read in (("stream", lambda: read_properties(payload)), ("plain", theirs)):
+    for name, read in (("ours", lambda: read_properties(payload)), ("aiormq", theirs)):
         seconds = []
         for _ in range(RUNS):
             begun = time.process_time()

@@ -33,7 +33,7 @@ def clone(tmp_path: Path) -> Path:
     return tmp_path
 
 
-TESTS = "tests/unit/amqp/test_stream_wire.py"
+TESTS = "tests/unit/amqp/test_wire.py"
 RUNNING = "--locked --no-dev --extra sandbox --inexact"
 TESTING = "--locked --all-extras"
 

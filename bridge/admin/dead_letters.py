@@ -21,7 +21,7 @@ from bridge.admin.move import (
 )
 from bridge.admin.replacement import NewLinesFile, Replaced, write_time
 from bridge.amqp.properties import Properties, as_facts
-from bridge.amqp.wire import LARGE_BODY_BYTES, Body
+from bridge.amqp.frames import LARGE_BODY_BYTES, Body
 from bridge.config import Settings
 from bridge.topology.declarations import dead_queue
 from bridge.worker import envelope

@@ -48,8 +48,9 @@ from bridge.amqp.client import (
     ConsumerCallback,
 )
 from bridge.amqp.connecting import close_quietly, open_first_connection
+from bridge.amqp.frames import Body
 from bridge.amqp.properties import Properties
-from bridge.amqp.wire import Body, Wire
+from bridge.amqp.wire import Wire
 from bridge.config import Settings
 from bridge.deadline import Deadline
 from bridge.errors import BridgeError, BrokerError

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
 from bridge import __version__
+from bridge.amqp.frames import Body
 from bridge.amqp.properties import Properties
 from bridge.amqp.publisher import Publisher
-from bridge.amqp.wire import Body
 from bridge.config import Settings
 from bridge.errors import BridgeError, BrokerError, PublishError
 from bridge.telemetry.metrics import BridgeMetrics, new_registry

@@ -1,7 +1,6 @@
 """Opens and closes channels, and describes why one ended."""
 
 import asyncio
-import sys
 from typing import Final, cast
 
 from bridge.amqp.client import (
@@ -74,12 +73,6 @@ def refusal_on(channel: Channel) -> Refusal | None:
         return None
     is_certain = isinstance(error, ChannelPreconditionFailed)
     return Refusal(describe_end(error), is_certain)
-
-
-def max_payload_bytes(channel: Channel) -> int:
-    """Return the maximum payload of a frame: `frame-max` less the overhead."""
-    # 0 means no limit, from which aiormq computes a negative size.
-    return channel.max_content_size if channel.max_content_size > 0 else sys.maxsize
 
 
 async def close_channel(channel: Channel) -> None:

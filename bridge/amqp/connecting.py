@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
@@ -19,12 +18,9 @@ from bridge.amqp.client import (
     InvalidFrameError,
     ProbableAuthenticationError,
 )
-from bridge.amqp.demultiplexer import FOREIGN_BYTES
 from bridge.amqp.field_values import tolerate_broken_properties
-from bridge.amqp.plain_wire import PlainWire
-from bridge.amqp.stream_wire import StreamWire
+from bridge.amqp.wire import FOREIGN_BYTES, Wire
 from bridge.config import RabbitMQSettings
-from bridge.config.loading import WIRE_VARIABLE
 from bridge.credentials import load_authorities, read_secret, unreadable
 from bridge.deadline import Deadline
 from bridge.errors import ConfigError, ConnectError, ConnectFault, causes_of
@@ -168,14 +164,6 @@ ASK_HTTP_SECONDS: Final = 1.0
 ATTEMPT_DELAY_SECONDS: Final = 1.0
 
 
-def _uses_plain_wire() -> bool:
-    """Whether the environment chooses `PlainWire`; `config.environment` refuses other names.
-
-    It is not a setting, because it is for emergencies and tests only: `PlainWire` says which.
-    """
-    return os.environ.get(WIRE_VARIABLE) == "plain"
-
-
 async def open_connection(
     settings: RabbitMQSettings, url: SecretStr, *, name: str, ask_http: bool = False
 ) -> Connection:
@@ -315,10 +303,7 @@ def _new_connection(settings: RabbitMQSettings, url: SecretStr, name: str) -> Co
     except ConfigError as error:
         raise ConnectError("tls_failed", str(error)) from error
     connection = Connection(target, ssl_context=context)
-    if _uses_plain_wire():
-        connection.wire = PlainWire(connection)
-    else:
-        connection.wire = connection.kwargs["transport_factory"] = StreamWire()
+    connection.wire = connection.kwargs["transport_factory"] = Wire()
     if settings.tls.server_name is not None and target.scheme == "amqps":
         connection.kwargs["server_hostname"] = settings.tls.server_name
     return connection

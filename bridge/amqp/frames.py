@@ -3,7 +3,7 @@
 Terms are those of AMQP 0-9-1, 2.3.5 and 4.2; confirms are RabbitMQ's extension.
 
 Hand-written because pamqp makes an object for each frame, three for each message; the docstring of
-`stream_wire` has the figures (`python -m bench.wires`). To use pamqp, pass the result of
+`wire` has the figures (`python -m bench.wires`). To use pamqp, pass the result of
 `pamqp.frame.unmarshal` to `feed`, and write with `pamqp.frame.marshal`; the tests of this module
 compare with both.
 """
@@ -14,13 +14,20 @@ import itertools
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
-from bridge.amqp.client import InvalidFrameError
 from bridge.amqp.field_values import encode_short_string
 from bridge.amqp.properties import Properties, read_properties, write_properties
-from bridge.amqp.wire import LARGE_BODY_BYTES, NO_HANDLERS, Body, DeliveryHandler, Progress
 from bridge.errors import Confirm
+
+Body = bytes | bytearray
+# Called with the delivery tag, whether it was delivered before, the properties and the body.
+DeliveryHandler = Callable[[int, bool, Properties, Body], None]
+# By consumer tag.
+NO_HANDLERS: Final[Mapping[bytes, DeliveryHandler]] = {}
+# Larger than any send request. Larger bodies are copied as little as possible, and published one at
+# a time.
+LARGE_BODY_BYTES: Final = 1024 * 1024
 
 # Frame header: type, channel, payload size. A frame ends with the frame-end octet.
 FRAME_HEADER: Final = struct.Struct(">BHI")
@@ -77,6 +84,17 @@ class FrameTaker(ABC):
         """Take a frame, or return False to leave it to the client library."""
 
 
+class Progress(NamedTuple):
+    """Progress of the broker with the publishes of a channel.
+
+    `oldest` is the delivery tag of the oldest unanswered publish, or None.
+    """
+
+    oldest: int | None
+    confirmed: int
+    nacked: int
+
+
 class _Content:
     """Assembles the content of one message from its content header and body frames."""
 
@@ -90,8 +108,8 @@ class _Content:
     def add(self, frame_type: int, payload: bytes) -> tuple[Properties, Body] | None:
         """Add the next frame; return the message when it is complete.
 
-        Raises InvalidFrameError if the frame does not belong to the message, and ValueError if its
-        properties cannot be read.
+        Raises ValueError if the frame does not belong to the message, or if its properties cannot
+        be read.
         """
         if frame_type == CONTENT_BODY and self._properties is not None:
             if self._large is None:
@@ -104,7 +122,7 @@ class _Content:
             self._properties = read_properties(payload, CONTENT_HEADER_START.size)
             self._large = bytearray() if self._missing_bytes > LARGE_BODY_BYTES else None
         else:
-            raise InvalidFrameError("a message was interrupted")
+            raise ValueError("a message was interrupted")
         if self._missing_bytes > 0:
             return None
         body = b"".join(self._parts) if self._large is None else self._large
@@ -162,8 +180,9 @@ class Confirms(FrameTaker):
         self._by_id: dict[str | None, asyncio.Future[Confirm]] = {}
         self._returned = _Content()
 
-    def __len__(self) -> int:
-        """Return the number of unconfirmed publishes."""
+    @property
+    def unconfirmed(self) -> int:
+        """Number of unconfirmed publishes, abandoned ones included."""
         return len(self._waiting)
 
     @property
@@ -174,7 +193,7 @@ class Confirms(FrameTaker):
 
     def awaited(self, message_id: str | None) -> "asyncio.Future[Confirm] | None":
         """Return the open confirm of a message in flight with this id, or None."""
-        confirm = self._by_id.get(message_id)
+        confirm = self._by_id.get(message_id or None)
         # The entry outlives a caller that gave up; the broker's answer removes it.
         return None if confirm is None or confirm.done() else confirm
 
@@ -185,6 +204,7 @@ class Confirms(FrameTaker):
         """
         self._last_tag += 1
         confirm: asyncio.Future[Confirm] = asyncio.get_running_loop().create_future()
+        message_id = message_id or None
         self._waiting[self._last_tag] = message_id, confirm
         self._by_id[message_id] = confirm
         return confirm

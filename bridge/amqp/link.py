@@ -117,7 +117,7 @@ class Link:
         self._next = urls.index(url) + 1
         self._metrics.connections.labels("opened").inc()
         connection.wire.on_blocked(self._log_blocked)
-        log.info("broker_connected", link=self.name, host=host_of(url), wire=connection.wire.name)
+        log.info("broker_connected", link=self.name, host=host_of(url))
         return connection
 
     async def _open(self, url: SecretStr) -> Connection:

@@ -107,20 +107,6 @@ def as_facts(properties: Properties) -> dict[str, Any]:
     return {name: getattr(properties, name) for name in NAMES}
 
 
-def of_client(properties: ClientProperties) -> Properties:
-    """Convert properties from the client library's class."""
-    facts: dict[str, Any] = dict(properties)
-    return Properties(**facts)
-
-
-def for_client(properties: Properties) -> ClientProperties:
-    """Convert properties to the client library's class."""
-    made = ClientProperties()
-    for name, value in as_facts(properties).items():
-        setattr(made, name, value)
-    return made
-
-
 def read_properties(data: bytes, at: int = 0) -> Properties:
     """Read the properties of a content header from an offset, flags first (AMQP 0-9-1, 4.2.6.1).
 

@@ -1,9 +1,10 @@
-"""A published message and its confirm."""
+"""Published messages, their confirms, and the deadlines of many confirms on one timer."""
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import Final, assert_never
+from collections.abc import Callable, Iterator
+from itertools import takewhile
+from typing import Final, Generic, TypeVar, assert_never
 
 from bridge.errors import Confirm, PublishError, PublishFault, Refusal
 from bridge.telemetry.metrics import BridgeMetrics
@@ -11,6 +12,9 @@ from bridge.telemetry.metrics import BridgeMetrics
 # Iterations of the event loop (asyncio's or uvloop's) within which an arrived confirm is read and
 # delivered.
 READ_ITERATIONS: Final = 4
+
+KeyT = TypeVar("KeyT")
+WaitT = TypeVar("WaitT")
 
 
 class Publication:
@@ -182,3 +186,55 @@ def not_stored(fault: PublishFault, routing_key: str = "") -> PublishError:
             return PublishError(fault, "the connection to the broker ended")
         case _:
             assert_never(fault)
+
+
+class ConfirmDeadlines(Generic[KeyT, WaitT]):
+    """Calls `expire(key, wait)` for each wait that is not discarded within `seconds`.
+
+    All waits share one timer, because a timer for each publish costs more than the wait itself.
+    `expire` must not raise. The sockets are read first, because after a stall timers run earlier.
+    """
+
+    def __init__(self, seconds: float, expire: Callable[[KeyT, WaitT], object]) -> None:
+        self._seconds: Final = seconds
+        self._expire = expire
+        # With deadlines on the event loop's clock, earliest first.
+        self._waits: dict[KeyT, tuple[WaitT, float]] = {}
+        self._has_timer = False
+
+    def __len__(self) -> int:
+        return len(self._waits)
+
+    def __iter__(self) -> Iterator[KeyT]:
+        return iter(self._waits)
+
+    def add(self, key: KeyT, wait: WaitT) -> None:
+        """Begin a wait. Its key must be unused."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._seconds
+        self._waits[key] = (wait, deadline)
+        if not self._has_timer:
+            self._has_timer = True
+            loop.call_at(deadline, self._look, READ_ITERATIONS)
+
+    def discard(self, key: KeyT) -> WaitT | None:
+        """End a wait and return it; None if it has ended or expired before."""
+        found = self._waits.pop(key, None)
+        return None if found is None else found[0]
+
+    def _look(self, iterations: int) -> None:
+        """Expire late waits after this many loop iterations, and set the next timer."""
+        loop = asyncio.get_running_loop()
+        if iterations:
+            loop.call_soon(self._look, iterations - 1)
+            return
+        now = loop.time()
+        late = list(takewhile(lambda one: one[1][1] <= now, self._waits.items()))
+        for key, _ in late:
+            del self._waits[key]
+        following = next(iter(self._waits.values()), None)
+        self._has_timer = following is not None
+        if following is not None:
+            loop.call_at(following[1], self._look, READ_ITERATIONS)
+        for key, (wait, _) in late:
+            self._expire(key, wait)

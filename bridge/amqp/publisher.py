@@ -16,10 +16,16 @@ from bridge.amqp.channels import (
     refusal_on,
 )
 from bridge.amqp.client import Channel, ChannelAccessRefused, ChannelNotFoundEntity, Connection
-from bridge.amqp.frames import CONTENT_HEADER_START, FRAME_OVERHEAD_BYTES
+from bridge.amqp.frames import (
+    CONTENT_HEADER_START,
+    FRAME_OVERHEAD_BYTES,
+    LARGE_BODY_BYTES,
+    Body,
+    Progress,
+)
 from bridge.amqp.properties import Properties
 from bridge.amqp.publication import LonePublication, Publication, not_stored, resolve
-from bridge.amqp.wire import LARGE_BODY_BYTES, Body, Progress, PublishingChannel
+from bridge.amqp.wire import PublishingChannel
 from bridge.errors import Confirm, ExchangeRefusedError, PublishError, Refusal
 from bridge.telemetry.logs import Log
 from bridge.telemetry.metrics import BridgeMetrics
@@ -58,76 +64,37 @@ FORBIDDEN_SECONDS: Final = 60.0
 MISSING_SECONDS: Final = 5.0
 
 
-class Publisher:
-    """Publishes mandatory, confirmed messages on a connection without consumers.
+class ConfirmedChannel:
+    """A channel with confirms, which is replaced if its confirms are overdue."""
 
-    A resource alarm of the broker blocks a publishing connection, and would block acks on it. The
-    `optional_exchange` has a channel of its own, so that a refusal there fails no other message.
-    """
-
-    def __init__(
-        self,
-        metrics: BridgeMetrics,
-        *,
-        timeout_seconds: float,
-        optional_exchange: str | None = None,
-    ) -> None:
-        self._optional: _OptionalPublisher | None = None
-        # Set when the optional exchange is missing.
-        self.exchange_missing = asyncio.Event()
-        if optional_exchange is not None:
-            self._optional = _OptionalPublisher(
-                metrics,
-                optional_exchange,
-                missing=self.exchange_missing,
-                timeout_seconds=timeout_seconds,
-            )
-        self._metrics = metrics
-        self._timeout_seconds = timeout_seconds
-        self._large = asyncio.Lock()
-        self._channel: PublishingChannel | None = None
-        self._open = asyncio.Event()
-        # Limit for the first confirm of a channel; grows while none arrives.
-        self._first_confirm_seconds = FIRST_CONFIRM_SECONDS
-        self._connection: Connection | None = None
-        self._alone: set[asyncio.Task[None]] = set()
+    def __init__(self) -> None:
+        self.channel: PublishingChannel | None = None
+        self.connection: Connection | None = None
+        self.opened = asyncio.Event()
+        # Why the broker refuses the exchange at the moment; only an optional one can be refused.
+        self.refused_because: str | None = None
         # Number of channels that the broker closed because of a message. Every message that was in
         # flight then is suspect, and must be published on a channel of its own.
         self.refusals = 0
-        # Bodies of at least this size are published on channels of their own, because the broker
-        # has refused one of this size: another would close the channel under all in flight.
-        self._alone_from = LARGE_BODY_BYTES + 1
+        # Limit for the first confirm of a channel; grows while none arrives.
+        self._first_confirm_seconds = FIRST_CONFIRM_SECONDS
 
     async def serve(self, connection: Connection) -> None:
-        """Publish on this connection until its channel ends. Called by `Link.run`.
-
-        A channel with overdue confirms is replaced.
-        """
-        if self._optional is None:
-            await self._serve(connection)
-            return
-        optional = asyncio.create_task(self._optional.keep_serving(connection))
-        try:
-            await self._serve(connection)
-        finally:
-            optional.cancel()
-            await asyncio.gather(optional, return_exceptions=True)
-
-    async def _serve(self, connection: Connection) -> None:
+        """Keep a channel open until the broker or the connection ends it; then raise."""
         # A slow node says nothing about this one.
         self._first_confirm_seconds = FIRST_CONFIRM_SECONDS
         while True:
             channel = await open_channel(connection, confirms=True)
             with connection.wire.publishing(channel) as publishing:
-                self._channel, self._connection = publishing, connection
-                self._open.set()
+                self.channel, self.connection = publishing, connection
+                self.opened.set()
                 try:
                     seconds = await self._until_overdue(channel, publishing)
                 finally:
                     # Before the publishes in flight are told that their channel has ended.
                     self._note_end(channel)
-                    self._open.clear()
-                    self._channel = self._connection = None
+                    self.opened.clear()
+                    self.channel = self.connection = None
             if channel.is_closed:
                 raise closed_channel(channel, "publishing")
             log.warning("confirms_overdue", seconds=seconds)
@@ -151,7 +118,7 @@ class Publisher:
             await asyncio.wait({closing}, timeout=LOOK_SECONDS)
             now = publishing.progress
             is_unread = publishing.is_blocked or publishing.unwritten_bytes > 0
-            if is_unread or now is None or before is None or not _is_stuck(before, now):
+            if is_unread or not _is_stuck(before, now):
                 before, since = now, loop.time()
                 continue
             first = self._first_confirm_seconds
@@ -162,22 +129,153 @@ class Publisher:
                 return seconds
         return 0.0
 
+    async def room_for(self, message_id: str | None, deadline: float) -> PublishingChannel:
+        """Return the channel when it can take a message with this id; otherwise PublishError."""
+        channel = self.channel
+        if channel is not None:
+            _check_room(channel)
+        if channel is None or channel.awaited(message_id) is not None:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    channel = await self._wait_for_channel(message_id)
+            except TimeoutError:
+                raise not_stored("timeout") from None
+            if channel is None:
+                raise not_stored("error")
+            _check_room(channel)
+        if asyncio.get_running_loop().time() >= deadline:
+            raise not_stored("timeout")
+        return channel
+
+    async def _wait_for_channel(self, message_id: str | None) -> PublishingChannel | None:
+        """Return the channel when it is open and no other message with this id is in flight.
+
+        Returns None if the channel opened and ended again before this could use it.
+        """
+        await self.opened.wait()
+        while (channel := self.channel) is not None:
+            if (earlier := channel.awaited(message_id)) is None:
+                break
+            await asyncio.wait({earlier})
+            await self.opened.wait()
+        return channel
+
+
+class OptionalExchange(ConfirmedChannel):
+    """The channel of an exchange that its role can do without.
+
+    When the broker ends the channel because the exchange is missing, or because the user may not
+    publish to it, messages for it fail at once for a while; then it is tried again.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.missing = asyncio.Event()
+        self._logged_because: str | None = None
+        self._wait_seconds = MISSING_SECONDS
+
+    async def keep_serving(self, connection: Connection) -> NoReturn:
+        """Keep a channel open for as long as the connection lasts, whatever ends the channel."""
+        while True:
+            self.refused_because, self._wait_seconds = None, MISSING_SECONDS
+            self.missing.clear()
+            try:
+                await self.serve(connection)
+            except Exception as error:  # noqa: BLE001  aiormq raises more than its own classes
+                heed_cancellation()
+                log.debug("optional_channel_ended", why=describe_end(error))
+            await asyncio.sleep(self._wait_seconds)
+
+    def _note_end(self, channel: Channel) -> None:
+        error = end_of(channel)
+        if not isinstance(error, (ChannelAccessRefused, ChannelNotFoundEntity)):
+            return
+        self.refused_because = why = describe_end(error)
+        if isinstance(error, ChannelNotFoundEntity):
+            self.missing.set()
+            remedy = "declare it"
+        else:
+            self._wait_seconds = FORBIDDEN_SECONDS
+            remedy = "grant the user permission to write to it with rabbitmqctl set_permissions"
+        if why != self._logged_because:
+            self._logged_because = why
+            remedy = f"what is published to it is lost; {remedy}"
+            log.warning("exchange_refused", exchange=self.name, why=why, remedy=remedy)
+
+    async def room_for(self, message_id: str | None, deadline: float) -> PublishingChannel:
+        """Return the channel as any other; ExchangeRefusedError if the exchange is refused."""
+        if self.refused_because is not None:
+            raise ExchangeRefusedError("error", self.refused_because)
+        return await super().room_for(message_id, deadline)
+
+
+class Publisher:
+    """Publishes mandatory, confirmed messages on a connection without consumers.
+
+    A resource alarm of the broker blocks a publishing connection, and would block acks on it. The
+    `optional_exchange` has a channel of its own, so that a refusal there fails no other message.
+    """
+
+    def __init__(
+        self,
+        metrics: BridgeMetrics,
+        *,
+        timeout_seconds: float,
+        optional_exchange: str | None = None,
+    ) -> None:
+        self._metrics = metrics
+        self._timeout_seconds = timeout_seconds
+        self._main = ConfirmedChannel()
+        self._optional = None if optional_exchange is None else OptionalExchange(optional_exchange)
+        # Set while the optional exchange is missing.
+        self.exchange_missing = (
+            asyncio.Event() if self._optional is None else self._optional.missing
+        )
+        self._large = asyncio.Lock()
+        self._alone: set[asyncio.Task[None]] = set()
+        # Bodies of at least this size are published on channels of their own, because the broker
+        # has refused one of this size: another would close the channel under all in flight.
+        self._alone_from = LARGE_BODY_BYTES + 1
+
+    async def serve(self, connection: Connection) -> None:
+        """Publish on this connection until its channel ends. Called by `Link.run`."""
+        if self._optional is None:
+            await self._main.serve(connection)
+            return
+        optional = asyncio.create_task(self._optional.keep_serving(connection))
+        try:
+            await self._main.serve(connection)
+        finally:
+            optional.cancel()
+            await asyncio.gather(optional, return_exceptions=True)
+
+    @property
+    def refusals(self) -> int:
+        """Number of channels that the broker closed because of a message."""
+        return self._main.refusals
+
     @property
     def max_properties_bytes(self) -> int:
         """Bytes of properties that fit a frame; the broker's default while it is away."""
-        channel = self._channel
+        channel = self._main.channel
         return USUAL_PROPERTIES_BYTES if channel is None else channel.max_properties_bytes
 
     @property
     def is_blocked(self) -> bool:
         """Whether the broker accepts no publishes now (a memory or disk alarm)."""
-        return self._channel is not None and self._channel.is_blocked
+        channel = self._main.channel
+        return channel is not None and channel.is_blocked
 
     @property
     def unconfirmed(self) -> int:
         """Number of unconfirmed messages."""
-        optional = 0 if self._optional is None else self._optional.unconfirmed
-        return optional + (0 if self._channel is None else self._channel.unconfirmed)
+        open_channels = (one.channel for one in (self._main, self._optional) if one is not None)
+        return sum(channel.unconfirmed for channel in open_channels if channel is not None)
+
+    def _channel_for(self, exchange: str) -> ConfirmedChannel:
+        optional = self._optional
+        return self._main if optional is None or exchange != optional.name else optional
 
     async def publish(
         self,
@@ -195,27 +293,24 @@ class Publisher:
         a time-out the message may be stored nevertheless; a caller that must not publish twice uses
         `write`. Raises ExchangeRefusedError if the broker refuses the optional exchange.
         """
-        if self._optional is not None and exchange == self._optional.exchange:
-            await self._optional.publish(
-                body,
-                exchange=exchange,
-                routing_key=routing_key,
-                properties=properties,
-                timeout_seconds=timeout_seconds,
-            )
-            return
-        async with self.deadline_for(body, timeout_seconds=timeout_seconds) as deadline:
-            publication = await self.write(
-                body,
-                exchange=exchange,
-                routing_key=routing_key,
-                properties=properties,
-                deadline=deadline,
-            )
-            try:
-                await publication.stored(deadline)
-            finally:
-                publication.abandon()
+        try:
+            async with self.deadline_for(body, timeout_seconds=timeout_seconds) as deadline:
+                publication = await self.write(
+                    body,
+                    exchange=exchange,
+                    routing_key=routing_key,
+                    properties=properties,
+                    deadline=deadline,
+                )
+                try:
+                    await publication.stored(deadline)
+                finally:
+                    publication.abandon()
+        except PublishError as error:
+            why = self._channel_for(exchange).refused_because
+            if why is None:
+                raise
+            raise ExchangeRefusedError(error.fault, why) from None
 
     @asynccontextmanager
     async def deadline_for(
@@ -248,18 +343,11 @@ class Publisher:
         Nothing is written after `deadline`, a time of the event loop's clock. Raises PublishError,
         as `publish` does, if nothing was written.
         """
-        if self._optional is not None and exchange == self._optional.exchange:
-            return await self._optional.write(
-                body,
-                exchange=exchange,
-                routing_key=routing_key,
-                properties=properties,
-                deadline=deadline,
-            )
         started = time.perf_counter()
         label = exchange or "default"
         try:
-            channel = await self._room(properties.message_id, deadline)
+            channels = self._channel_for(exchange)
+            channel = await channels.room_for(properties.message_id, deadline)
             confirm = channel.publish(
                 body, exchange=exchange, routing_key=routing_key, properties=properties
             )
@@ -309,8 +397,8 @@ class Publisher:
         return publication
 
     async def _channel_of_its_own(self, deadline: float) -> tuple[Channel, Connection]:
-        await self._room(None, deadline)
-        connection = self._connection
+        await self._main.room_for(None, deadline)
+        connection = self._main.connection
         if connection is None or len(self._alone) >= MAX_ALONE:
             raise not_stored("error")
         try:
@@ -368,7 +456,7 @@ class Publisher:
         self, body: Body, *, exchange: str, routing_key: str, properties: Properties
     ) -> Publication | None:
         """Write a message if there is room for it now, else return None: use `write`."""
-        channel = self._channel
+        channel = self._main.channel
         if channel is None or self.goes_alone(body):
             return None
         if channel.awaited(properties.message_id) is not None:
@@ -385,135 +473,10 @@ class Publisher:
 
     def abandon(self, message_id: str) -> None:
         """Stop waiting for the message in flight with this id, so that it can be written again."""
-        confirm = None if self._channel is None else self._channel.awaited(message_id)
+        channel = self._main.channel
+        confirm = None if channel is None else channel.awaited(message_id)
         if confirm is not None:
             resolve(confirm, "timeout")
-
-    async def _room(self, message_id: str | None, deadline: float) -> PublishingChannel:
-        """Return a channel that can take a message with this id now; raise PublishError if none."""
-        channel = self._channel
-        if channel is not None:
-            _check_room(channel)
-        if channel is None or channel.awaited(message_id) is not None:
-            try:
-                async with asyncio.timeout_at(deadline):
-                    channel = await self._wait_for_channel(message_id)
-            except TimeoutError:
-                raise not_stored("timeout") from None
-            if channel is None:
-                raise not_stored("error")
-            _check_room(channel)
-        if asyncio.get_running_loop().time() >= deadline:
-            raise not_stored("timeout")
-        return channel
-
-    async def _wait_for_channel(self, message_id: str | None) -> PublishingChannel | None:
-        """Return a channel when there is one, and no other message with this id is in flight.
-
-        Returns None when the channel opened and ended again before this could use it.
-        """
-        await self._open.wait()
-        while (channel := self._channel) is not None:
-            if (earlier := channel.awaited(message_id)) is None:
-                break
-            await asyncio.wait({earlier})
-            await self._open.wait()
-        return channel
-
-
-class _OptionalPublisher(Publisher):
-    """Publishes to an exchange that its role can do without, on a channel of its own.
-
-    When the broker ends that channel because the exchange is missing, or because the user may not
-    publish to it, messages for it fail at once for a while; then it is tried again.
-    """
-
-    def __init__(
-        self,
-        metrics: BridgeMetrics,
-        exchange: str,
-        *,
-        missing: asyncio.Event,
-        timeout_seconds: float,
-    ) -> None:
-        super().__init__(metrics, timeout_seconds=timeout_seconds)
-        self.exchange = exchange
-        self.exchange_missing = missing
-        self._refused_because: str | None = None
-        self._logged_because: str | None = None
-        self._wait_seconds = MISSING_SECONDS
-
-    async def keep_serving(self, connection: Connection) -> NoReturn:
-        """Publish on a connection for as long as it lasts, whatever ends the channel."""
-        while True:
-            self._refused_because, self._wait_seconds = None, MISSING_SECONDS
-            self.exchange_missing.clear()
-            try:
-                await self._serve(connection)
-            except Exception as error:  # noqa: BLE001  aiormq raises more than its own classes
-                heed_cancellation()
-                log.debug("optional_channel_ended", why=describe_end(error))
-            await asyncio.sleep(self._wait_seconds)
-
-    def _note_end(self, channel: Channel) -> None:
-        error = end_of(channel)
-        if not isinstance(error, (ChannelAccessRefused, ChannelNotFoundEntity)):
-            return
-        self._refused_because = why = describe_end(error)
-        if isinstance(error, ChannelNotFoundEntity):
-            self.exchange_missing.set()
-            remedy = "declare it"
-        else:
-            self._wait_seconds = FORBIDDEN_SECONDS
-            remedy = "grant the user permission to write to it with rabbitmqctl set_permissions"
-        if why != self._logged_because:
-            self._logged_because = why
-            remedy = f"what is published to it is lost; {remedy}"
-            log.warning("exchange_refused", exchange=self.exchange, why=why, remedy=remedy)
-
-    async def publish(
-        self,
-        body: Body,
-        *,
-        exchange: str,
-        routing_key: str,
-        properties: Properties,
-        timeout_seconds: float | None = None,
-    ) -> None:
-        """Publish as any other; raise ExchangeRefusedError if the broker refuses the exchange."""
-        try:
-            await super().publish(
-                body,
-                exchange=exchange,
-                routing_key=routing_key,
-                properties=properties,
-                timeout_seconds=timeout_seconds,
-            )
-        except PublishError as error:
-            if self._refused_because is None:
-                raise
-            raise ExchangeRefusedError(error.fault, self._refused_because) from None
-
-    async def write(
-        self,
-        body: Body,
-        *,
-        exchange: str,
-        routing_key: str,
-        properties: Properties,
-        deadline: float,
-    ) -> Publication:
-        """Write as any other; raise ExchangeRefusedError if the broker refuses the exchange."""
-        if self._refused_because is not None:
-            self._metrics.published.labels(exchange, "error").inc()
-            raise ExchangeRefusedError("error", self._refused_because)
-        return await super().write(
-            body,
-            exchange=exchange,
-            routing_key=routing_key,
-            properties=properties,
-            deadline=deadline,
-        )
 
 
 def _does_not_fit() -> PublishError:

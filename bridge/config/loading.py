@@ -188,14 +188,10 @@ class _RejectedError(yaml.MarkedYAMLError):
     """A fault that PyYAML would not see; `problem` is our own text, which quotes nothing."""
 
 
-# The configuration file, the commit that the image was built from, and what carries messages
-# between us and the broker, which `amqp.connecting` explains.
+# The configuration file, and the commit that the image was built from.
 CONFIG_VARIABLE: Final = f"{ENV_PREFIX}CONFIG"
 REVISION_VARIABLE: Final = f"{ENV_PREFIX}REVISION"
-WIRE_VARIABLE: Final = f"{ENV_PREFIX}WIRE"
-_OURS: Final = (CONFIG_VARIABLE, REVISION_VARIABLE, WIRE_VARIABLE)
-# What WIRE_VARIABLE may be; without it, or with it empty, the wire is `stream`.
-_WIRES: Final = ("plain", "stream", "")
+_OURS: Final = (CONFIG_VARIABLE, REVISION_VARIABLE)
 # How the names continue that tell this repository's tests what to run with.
 _TESTS: Final = "TEST_"
 # How the names continue that Kubernetes sets in every container for a Service whose name is or
@@ -242,8 +238,6 @@ def _variable(path: str) -> str:
 
 def _fault_of(variable: str, value: str) -> str | None:
     """Describe a variable that looks like ours and is not read, or cannot be used as it is."""
-    if variable == WIRE_VARIABLE and value not in _WIRES:
-        return f"{variable}: must be plain or stream, or not set"
     name = variable.upper()
     if not name.startswith(ENV_PREFIX) or _is_of_others(variable, value):
         return None

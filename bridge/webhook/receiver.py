@@ -14,9 +14,8 @@ from functools import partial
 from typing import Any, Final
 
 from bridge.amqp.client import Connection
-from bridge.amqp.confirm_deadlines import ConfirmDeadlines
 from bridge.amqp.properties import Properties
-from bridge.amqp.publication import Publication
+from bridge.amqp.publication import ConfirmDeadlines, Publication
 from bridge.amqp.publisher import Publisher
 from bridge.config import WebhookSettings
 from bridge.errors import InvalidSignatureError, PublishError

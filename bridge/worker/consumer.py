@@ -31,8 +31,9 @@ from bridge.amqp.client import (
     Connection,
     ConsumerCallback,
 )
+from bridge.amqp.frames import Body, DeliveryHandler
 from bridge.amqp.properties import Properties
-from bridge.amqp.wire import Body, DeliveryHandler
+from bridge.amqp.frames import Body, DeliveryHandler
 from bridge.config import WorkerSettings
 from bridge.deadline import Deadline
 from bridge.errors import BrokerError

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Final, Literal
 
+from bridge.amqp.frames import Body
 from bridge.amqp.properties import Properties
 from bridge.amqp.publication import Publication
-from bridge.amqp.wire import Body
 from bridge.telemetry.trace_context import Span, TraceHeaders
 from bridge.worker.envelope import Envelope
 from bridge.worker.session import Session

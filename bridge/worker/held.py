@@ -6,7 +6,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from bridge.amqp.properties import Properties
-from bridge.amqp.wire import Body, Wire
+from bridge.amqp.frames import Body
+from bridge.amqp.wire import Wire
 from bridge.config import WorkerSettings
 from bridge.telemetry.logs import Log
 from bridge.topology.declarations import request_queues

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from bridge.amqp.wire import Body
+from bridge.amqp.frames import Body
 from bridge.config import WorkerSettings
 from bridge.worker.envelope import Envelope
 from bridge.worker.request import RequestReader, SendRequest

@@ -13,7 +13,6 @@ from aio_pika.abc import AbstractIncomingMessage
 from bridge.amqp import publisher as publisher_module
 from bridge.amqp.properties import Properties
 from bridge.amqp.publisher import MAX_UNWRITTEN_BYTES, Publisher
-from bridge.amqp.stream_wire import StreamPublishing
 from bridge.errors import PublishError
 from bridge.telemetry.metrics import BridgeMetrics, new_registry
 from tests.faults.amqp_proxy import (
@@ -57,11 +56,10 @@ async def publisher(bench: Bench) -> AsyncIterator[Publisher]:
     """Run a publisher; at the end it may hold nothing of what it published."""
     async with open_publisher(bench) as ours:
         yield ours
-        channel = ours._channel
+        channel = ours._main.channel
         if channel is not None:
             await eventually(lambda: channel.unconfirmed == 0, what="all answered")
-            assert isinstance(channel, StreamPublishing)
-            assert channel._confirms._by_id == {}
+            assert channel._by_id == {}
     assert ours.unconfirmed == 0
 
 
@@ -187,7 +185,7 @@ async def test_a_connection_that_is_cut(
     await bench.declare_main()
     told: Told = {}
     async with open_publisher(bench) as ours:
-        await eventually(lambda: ours._channel is not None, what="a channel")
+        await eventually(lambda: ours._main.channel is not None, what="a channel")
         trap = bench.proxy.trap(sender, method, "cut", nth=nth, link="publish")
         publishing = asyncio.create_task(
             publish_all(ours, dict.fromkeys(range(1, 20_001), bench.queue), told)
@@ -220,7 +218,7 @@ async def test_a_frozen_broker_does_not_fill_the_memory(bench: Bench) -> None:
 
     async with open_publisher(bench, rabbitmq__url=[bench.broker.url]) as ours:
         assert await publish(ours, 1, bench.queue) == "confirmed"
-        channel = ours._channel
+        channel = ours._main.channel
         assert channel is not None
         bench.broker.pause()
         try:
@@ -275,20 +273,20 @@ async def test_a_channel_that_has_confirmed_is_left_alone(
     await bench.declare_main()
     async with open_publisher(bench) as fresh:
         assert await publish(publisher, 1, bench.queue) == "confirmed"
-        await eventually(lambda: fresh._channel is not None, what="a channel")
-        first, channels = publisher._channel, [fresh._channel]
+        await eventually(lambda: fresh._main.channel is not None, what="a channel")
+        first, channels = publisher._main.channel, [fresh._main.channel]
         held = bench.proxy.trap("broker", ACK, "drop", again=True)
         waiting = asyncio.create_task(publish(publisher, 2, bench.queue))
         while len(channels) < 3:
             await publish(fresh, 3, bench.queue, timeout_seconds=0.1)
-            if fresh._channel not in (None, channels[-1]):
-                channels.append(fresh._channel)
+            if fresh._main.channel not in (None, channels[-1]):
+                channels.append(fresh._main.channel)
         bench.proxy.traps.remove(held)
         bench.proxy.trap("broker", ACK, confirm_all_so_far, again=True)
         assert await publish(publisher, 4, bench.queue) == "confirmed"
 
         assert await waiting == "confirmed"
-        assert publisher._channel is first
+        assert publisher._main.channel is first
 
 
 async def test_a_broker_without_a_limit_of_frames(bench: Bench) -> None:
@@ -311,7 +309,7 @@ async def test_properties_that_no_frame_holds(bench: Bench, publisher: Publisher
     await bench.declare_main()
     large = Properties(message_id="large", headers={"large": "x" * 131_072})
     others = [asyncio.create_task(publish(publisher, n, bench.queue)) for n in range(1, 11)]
-    await eventually(lambda: publisher._channel is not None, what="a channel")
+    await eventually(lambda: publisher._main.channel is not None, what="a channel")
     with pytest.raises(PublishError, match="does not fit"):
         await publisher.publish(b"", exchange="", routing_key=bench.queue, properties=large)
 

@@ -592,12 +592,6 @@ async def service(session_service: Service) -> Service:
 
 
 @pytest.fixture(scope="module")
-def wire() -> str:
-    """Name the wire of the processes: SMS_BRIDGE_TEST_WIRE, else the one that is the default."""
-    return os.environ.get("SMS_BRIDGE_TEST_WIRE") or "stream"
-
-
-@pytest.fixture(scope="module")
 async def launcher(
     tmp_path_factory: pytest.TempPathFactory,
     guard: Guard,
@@ -605,12 +599,10 @@ async def launcher(
     http: httpx.AsyncClient,
     amqp: Amqp,
     amqp_url: str,
-    wire: str,
 ) -> AsyncIterator[Launcher]:
     """Start processes for one file; see at its end that they stop cleanly and gave nothing away."""
     base: dict[str, object] = {
         "rabbitmq.url": amqp_url,
-        "wire": wire,
         "admin.host": "127.0.0.1",
         "admin.port": "0",
         "webhook.host": "127.0.0.1",

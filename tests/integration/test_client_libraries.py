@@ -20,9 +20,9 @@ from yarl import URL
 from bridge.amqp.channels import open_channel
 from bridge.amqp.client import Connection
 from bridge.amqp.connecting import close_quietly
+from bridge.amqp.frames import Body
 from bridge.amqp.properties import NAMES, ClientProperties, Properties
-from bridge.amqp.stream_wire import StreamWire
-from bridge.amqp.wire import Body
+from bridge.amqp.wire import Wire
 from bridge.errors import ConnectError
 from tests.integration.conftest import SECONDS, Amqp, connected, eventually, unique
 
@@ -39,10 +39,10 @@ async def no_delivery(_message: object) -> None:
     raise AssertionError
 
 
-def stream_of(connection: Connection) -> StreamWire:
+def stream_of(connection: Connection) -> Wire:
     """Return the wire that reads and writes past aiormq."""
     wire = connection.wire
-    assert isinstance(wire, StreamWire)
+    assert isinstance(wire, Wire)
     return wire
 
 

@@ -24,8 +24,8 @@ from bridge.amqp.client import (
     ChannelNotFoundEntity,
     Connection,
 )
+from bridge.amqp.frames import Body
 from bridge.amqp.properties import Properties
-from bridge.amqp.wire import Body
 from bridge.deadline import Deadline
 from bridge.telemetry.logs import Log
 from bridge.topology.declarations import workers_exchange

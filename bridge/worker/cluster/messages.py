@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Final
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from bridge.amqp.wire import Body
+from bridge.amqp.frames import Body
 
 VERSION: Final = 1
 # Larger ones are not read. A frame holds twice as much.

@@ -14,8 +14,8 @@ from typing import Annotated, ClassVar, Final
 
 from pydantic import Field
 
+from bridge.amqp.frames import Body
 from bridge.amqp.properties import Properties
-from bridge.amqp.wire import Body
 from bridge.worker.cluster.beats import PRESENT
 from bridge.worker.cluster.exchange import Peers
 from bridge.worker.cluster.messages import Facts, Hello

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from bridge.amqp.confirm_deadlines import ConfirmDeadlines
+from bridge.amqp.publication import ConfirmDeadlines
 from tests.unit.webhook.publications import GUARD_SECONDS
 
 SECONDS = 0.05

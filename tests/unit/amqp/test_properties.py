@@ -28,7 +28,6 @@ from bridge.amqp.properties import (
     ClientProperties,
     Properties,
     as_facts,
-    for_client,
     read_properties,
     write_properties,
 )
@@ -62,8 +61,11 @@ def library_alone() -> Iterator[None]:
 
 
 def write(properties: Properties) -> bytes:
-    """Write properties as they stand in a header, flags first."""
-    return ContentHeader(properties=for_client(properties)).marshal()[BEFORE_FLAGS:]
+    """Write properties with the client library, flags first."""
+    theirs = ClientProperties()
+    for name, value in as_facts(properties).items():
+        setattr(theirs, name, value)
+    return ContentHeader(properties=theirs).marshal()[BEFORE_FLAGS:]
 
 
 def read_by_library(data: bytes) -> dict[str, Any]:

@@ -22,12 +22,11 @@ from pamqp.header import ContentHeader
 
 from bridge.amqp import publication
 from bridge.amqp.client import Connection
-from bridge.amqp.demultiplexer import Demultiplexer
+from bridge.amqp.frames import LARGE_BODY_BYTES
 from bridge.amqp.properties import ClientProperties, Properties
 from bridge.amqp.publication import Publication
 from bridge.amqp.publisher import MAX_UNCONFIRMED, MAX_UNWRITTEN_BYTES, Publisher
-from bridge.amqp.stream_wire import StreamWire
-from bridge.amqp.wire import LARGE_BODY_BYTES
+from bridge.amqp.wire import Demultiplexer, Wire
 from bridge.errors import BrokerError, Confirm, PublishError
 from bridge.telemetry.metrics import BridgeMetrics, new_registry
 
@@ -153,7 +152,7 @@ class Far:
 
 def connect(max_content_size: int = FRAME_PAYLOAD_BYTES) -> Far:
     """Make a connection."""
-    ours, transport = StreamWire(), Transport()
+    ours, transport = Wire(), Transport()
     ours._transport = cast("asyncio.Transport", transport)
     loop = asyncio.get_running_loop()
     protocol = Demultiplexer(asyncio.StreamReader(loop=loop), ours._takers, lambda: 0.0)
@@ -181,7 +180,7 @@ async def serving(ours: Publisher, **options: Any) -> AsyncIterator[Far]:
     far = connect(**options)
     task = asyncio.create_task(ours.serve(far.connection))
     async with asyncio.timeout(GUARD_SECONDS):
-        await ours._open.wait()
+        await ours._main.opened.wait()
     try:
         yield far
     finally:
@@ -205,8 +204,8 @@ async def far(ours: Publisher) -> AsyncIterator[Far]:
 
 def awaited(ours: Publisher, message_id: str | None) -> "asyncio.Future[Confirm]":
     """Return what somebody waits for under an id."""
-    assert ours._channel is not None
-    confirm = ours._channel.awaited(message_id)
+    assert ours._main.channel is not None
+    confirm = ours._main.channel.awaited(message_id)
     assert confirm is not None
     return confirm
 
@@ -488,8 +487,8 @@ async def test_any_mixture(fates: list[Fate], size: int) -> None:
         assert [
             "cancelled" if isinstance(one, asyncio.CancelledError) else one for one in told
         ] == expected
-        assert ours._channel is not None
-        assert (ours.unconfirmed, ours._channel.unconfirmed) == (0, 0)
+        assert ours._main.channel is not None
+        assert (ours.unconfirmed, ours._main.channel.unconfirmed) == (0, 0)
 
 
 # One id at a time
@@ -743,7 +742,7 @@ async def test_serving_ends_with_its_channel(ours: Publisher) -> None:
     """The end of the channel ends `serve`, and nothing is taken for it any more."""
     far = connect()
     task = asyncio.create_task(ours.serve(far.connection))
-    await ours._open.wait()
+    await ours._main.opened.wait()
     far.closing.set_exception(RuntimeError("closed"))
     with pytest.raises(BrokerError):
         await task
@@ -760,7 +759,7 @@ async def test_a_connection_that_ends_as_it_comes(ours: Publisher) -> None:
     task = publish(ours, "a")
     await turns()
     # Behind the curtain: what `serve` does when its channel ends before anybody had a turn.
-    ours._open.set()
+    ours._main.opened.set()
 
     assert await soon(task) == ["error"]
 

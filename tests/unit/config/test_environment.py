@@ -169,24 +169,6 @@ def test_variable_that_is_no_setting_is_ignored(load: Load, name: str) -> None:
     assert load("", **{name: "x"}) == load_settings(None, {})
 
 
-# --- The wire -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("wire", ["plain", "stream", ""])
-def test_wire_that_there_is_is_taken(load: Load, wire: str) -> None:
-    """What carries the messages is chosen by a variable that is no setting."""
-    assert load("", SMS_BRIDGE_WIRE=wire) == load_settings(None, {})
-
-
-@pytest.mark.parametrize("wire", ["plane", "PLAIN", " plain"])
-def test_wire_that_there_is_not_is_told(faults: Faults, wire: str) -> None:
-    """A misspelt wire keeps everything from starting, `check` too, beside all other faults."""
-    said = faults("log: {level: loud}", SMS_BRIDGE_WIRE=wire)
-
-    assert said[0] == "SMS_BRIDGE_WIRE: must be plain or stream, or not set"
-    assert [fault.partition(":")[0] for fault in said] == ["SMS_BRIDGE_WIRE", "log.level"]
-
-
 # --- Variables that nobody reads ------------------------------------------------------------------
 
 

@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Literal, NamedTuple, cast
 
+from bridge.amqp.frames import LARGE_BODY_BYTES
 from bridge.amqp.properties import Properties
 from bridge.amqp.publication import LonePublication, Publication
-from bridge.amqp.wire import LARGE_BODY_BYTES
 from bridge.errors import Confirm, PublishError, PublishFault, Refusal
 from bridge.telemetry.metrics import BridgeMetrics, new_registry
 from bridge.worker.cluster.exchange import Peers

@@ -1,4 +1,4 @@
-"""Both wires against a real broker: what the publisher and the consumer lean on is the same."""
+"""The wire against a real broker: what the publisher and the consumer rely on."""
 
 import asyncio
 import tracemalloc
@@ -11,17 +11,25 @@ import pytest
 
 from bridge.amqp.channels import open_channel
 from bridge.amqp.client import Channel, ChannelClosed, Connection
-from bridge.amqp.plain_wire import PlainWire
+from bridge.amqp.frames import Body
 from bridge.amqp.properties import Properties
-from bridge.amqp.stream_wire import StreamWire
-from bridge.amqp.wire import Body, PublishingChannel
-from bridge.config.loading import WIRE_VARIABLE
+from bridge.amqp.wire import PublishingChannel
 from bridge.errors import Confirm
 from bridge.sandbox.broker import Broker
 from tests.alarms import memory_alarm
 from tests.integration.conftest import SECONDS, Amqp, connected, eventually, unique
 
-WIRES = {"stream": StreamWire, "plain": PlainWire}
+METRICS = BridgeMetrics(
+    new_registry(), component="worker", version="0", revision="0", exchanges=("default",)
+)
+# Of the event loop.
+TURNS = 2_000
+
+
+def count_objects() -> int:
+    """Count what is there and may hold something, but for what nobody holds any more."""
+    gc.collect()
+    return len(gc.get_objects())
 
 
 class Taken(NamedTuple):
@@ -32,14 +40,6 @@ class Taken(NamedTuple):
     message_id: str | None
     headers: Any
     body: Body
-
-
-@pytest.fixture(params=WIRES, autouse=True)
-def chosen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Choose a wire as the environment of a process does."""
-    name: str = request.param
-    monkeypatch.setenv(WIRE_VARIABLE, name)
-    return name
 
 
 @pytest.fixture
@@ -110,11 +110,6 @@ async def told(*confirms: "asyncio.Future[Confirm]") -> list[Confirm]:
         return await asyncio.gather(*confirms)
 
 
-async def test_the_environment_chooses(chosen: str, connection: Connection) -> None:
-    assert type(connection.wire) is WIRES[chosen]
-    assert (connection.wire.name, connection.wire.is_open) == (chosen, True)
-
-
 # Deliveries and acks
 
 
@@ -150,27 +145,18 @@ async def test_what_is_acked_is_gone_and_the_rest_comes_again(
     assert all(delivery.redelivered for delivery in again)
 
 
-@pytest.mark.parametrize("chosen", ["plain"], indirect=True)
-async def test_a_delivery_that_cannot_be_taken_ends_its_channel(
+async def test_nothing_is_taken_behind_the_block(
     connection: Connection, queue: str, amqp: Amqp
 ) -> None:
-    """It is not left unacked on a channel that goes on: the broker delivers it again.
+    async with consuming(connection, queue) as ours:
+        await amqp.publish(queue, b"first")
+        (first,) = await ours.until(1)
+    await amqp.publish(queue, b"second")
+    # An answer comes behind the delivery.
+    await ours.channel.basic_qos(prefetch_count=1)
+    await asyncio.sleep(0)
 
-    On the other wire the connection ends: tests/unit/amqp/test_stream_wire.py.
-    """
-    channel = await open_channel(connection)
-
-    def refuse(*_: object) -> None:
-        raise RuntimeError
-
-    await amqp.publish(queue, b"hello")
-    with connection.wire.deliveries(channel, refuse) as callback:
-        await channel.basic_consume(queue, callback)
-        async with asyncio.timeout(SECONDS):
-            await asyncio.wait({channel.closing})
-
-    assert channel.is_closed
-    await amqp.until_count(queue, 1)
+    assert ours.taken == [first]
 
 
 # Publishes and confirms
@@ -249,19 +235,6 @@ async def test_what_does_not_fit_is_refused_before_it_is_sent(
             _ = put(ours, key, headers=headers)
 
         assert await told(put(ours, queue)) == ["confirmed"]
-
-
-@pytest.mark.parametrize("chosen", ["plain"], indirect=True)
-async def test_an_id_that_is_made_up_has_to_fit_too(connection: Connection, queue: str) -> None:
-    async with publishing(connection) as (_, ours):
-        # Around the text: the flags, the table, its name and its type; then the mode and the id.
-        most = ours.max_properties_bytes - 2 - 4 - 2 - 5 - 1 - 33
-        beside = [put(ours, queue) for _ in range(10)]
-        with pytest.raises(ValueError, match="more bytes than a frame"):
-            _ = put(ours, queue, message_id=None, headers={"l": "x" * (most + 1)})
-        fits = put(ours, queue, message_id=None, headers={"l": "x" * most})
-
-        assert await told(*beside, fits) == ["confirmed"] * 11
 
 
 async def test_the_end_of_a_channel_is_an_error(connection: Connection, queue: str) -> None:
