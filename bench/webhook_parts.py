@@ -30,9 +30,9 @@ from bridge.telemetry.log_setup import configure_logging
 from bridge.telemetry.metrics import BridgeMetrics, new_registry
 from bridge.topology.upkeep import Upkeep
 from bridge.webhook.endpoint import Endpoint
-from bridge.webhook.in_flight import Webhook
 from bridge.webhook.metrics import WebhookMetrics
 from bridge.webhook.receiver import Receiver, webhook_limits
+from bridge.webhook.recorder import Webhook
 
 _CHANNEL: Final = 1
 _DATE: Final = b"date: Sun, 22 Nov 2026 21:00:00 GMT\r\n"
@@ -93,7 +93,7 @@ class Bench:
             metrics=metrics,
         )
         self.limits = webhook_limits(settings)
-        hooks = Hooks(judge=self.receiver.refusals.judge)
+        hooks = Hooks(judge=self.receiver.judge)
         self._service = Service(self.receiver.answer, self.limits, hooks, _DATE)
         self.counted = Counted()
 
@@ -129,14 +129,14 @@ class Bench:
     async def one_by_one(self) -> None:
         """Do the same part by part."""
         receiver, counted = self.receiver, self.counted
-        parser = RequestParser(self.limits, receiver.refusals.judge)
+        parser = RequestParser(self.limits, receiver.judge)
         requests: list[Request] = []
         counted.end(None)
         for _ in range(MESSAGES):
             parser.feed(memoryview(REQUEST))
             requests.append(parser.requests.popleft())
         counted.end("the request is parsed, and judged by its header")
-        webhooks = [receiver._in_flight.begin(one, self.endpoint) for one in requests]
+        webhooks = [receiver.recorder.begin(one, self.endpoint) for one in requests]
         counted.end("it is begun")
         verified = [receiver._verify(webhook) for webhook in webhooks]
         counted.end("its signature is verified")

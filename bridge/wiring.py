@@ -160,8 +160,7 @@ class Wiring:
 
     def _make_webhook(self) -> Listener:
         # Here, so that a worker starts without its modules.
-        from bridge.webhook.metrics import WebhookMetrics
-        from bridge.webhook.own_queue import watched
+        from bridge.webhook.metrics import WebhookMetrics, watched
         from bridge.webhook.receiver import webhook_limits
 
         settings = self._settings.webhook
@@ -186,19 +185,18 @@ class Wiring:
             port=settings.port,
             drain_timeout_seconds=settings.shutdown_timeout_seconds,
             hooks=Hooks(
-                judge=receiver.refusals.judge,
-                on_refusal=receiver.refusals.count,
-                on_eviction=receiver.refusals.count_eviction,
+                judge=receiver.judge,
+                on_refusal=receiver.recorder.record_refusal,
+                on_eviction=receiver.recorder.record_eviction,
             ),
         )
         self.parts[WEBHOOK_LISTENER] = partial(_serve_webhooks, listener, receiver)
-        self.health.facts["webhook"] = lambda: {"refused": receiver.trust.facts()}
+        self.health.facts["webhook"] = lambda: {"refused": receiver.refused_facts()}
         self.health.ready["listener"] = lambda: listener.is_accepting
         return listener
 
     def _make_receiver(self, metrics: "WebhookMetrics") -> "Receiver":
         from bridge.webhook.receiver import Receiver
-        from bridge.webhook.spans import WebhookSpans
 
         settings = self._settings.webhook
         endpoints = webhook_endpoints(settings)
@@ -215,7 +213,7 @@ class Wiring:
             upkeep=self._make_upkeep("webhook"),
             metrics=metrics,
             outcome_exchange=outcomes,
-            spans=None if self._tracer is None else WebhookSpans(self._tracer),
+            tracer=self._tracer,
         )
 
     def _count_reserved(self) -> int:
@@ -292,7 +290,7 @@ async def _serve_webhooks(listener: Listener, receiver: "Receiver") -> None:
     try:
         await listener.run()
     finally:
-        receiver.refusals.flush_log()
+        receiver.recorder.flush_log()
 
 
 def _shown(note: Note | None) -> dict[str, str | None] | None:

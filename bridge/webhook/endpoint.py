@@ -1,24 +1,64 @@
-"""One path that a service calls, with its signature scheme and current secrets."""
+"""One path that a service calls: its signature scheme, its secrets, and whether they fit.
 
-from collections.abc import Iterator
+An endpoint warns when all of its webhooks are refused: a wrong secret, address or clock. Strangers
+can post refused webhooks too, so the warning comes at most once an hour, and only if nothing was
+verified for an hour.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
 
 from bridge.config import EndpointSettings
 from bridge.config.webhook import DEFAULT_ENDPOINT
 from bridge.credentials import Credential
-from bridge.errors import ConfigError
-from bridge.http.messages import Response
+from bridge.errors import ConfigError, SignatureFault
+from bridge.http.messages import Response, problem
+from bridge.telemetry.log_format import utc_text
+from bridge.telemetry.logs import Log
 from bridge.webhook.signatures.schemes import decode_secret, scheme_from
 from bridge.webhook.signatures.verify import is_usable
 
+log = Log(__name__)
+
+RETRY_AFTER_SECONDS: Final = 5
+NOT_SIGNED: Final = problem(401, "the signature is not valid")
+# Replaces NOT_SIGNED where a 401 is final for the service.
+UNSIGNED: Final = problem(503, "the signature is not valid", Retry_After=str(RETRY_AFTER_SECONDS))
+
+QUIET_SECONDS: Final = 3600.0
+_CLOCK: Final = "compare this computer's clock with the service's"
+_SETTINGS: Final = (
+    "compare the secret with the one at the service{public_url}; "
+    "something on the way must not rewrite bodies"
+)
+_ADDRESS: Final = ", and public_url, to the letter, with the address that it is told to call"
+_SCHEME: Final = "compare preset and signature with what the service sends"
+# Without `missing`, which is mostly strangers, and `ambiguous`, whose secret was right.
+_REMEDIES: Final[Mapping[SignatureFault, str]] = {
+    "mismatch": _SETTINGS,
+    "malformed": _SCHEME,
+    "stale": _CLOCK,
+    "future": _CLOCK,
+}
+# A genuine webhook can fail this way, if it was signed by an earlier scheme or delivered late.
+_UNREADABLE: Final = frozenset(("missing", "malformed", "stale", "future"))
+
 
 class Endpoint:
-    """Everything needed to verify and answer the webhooks of one path.
+    """Everything needed to verify and answer the webhooks of one path; `clock` is monotonic.
 
     `key` is the path of its settings. The first of `keys` is the current secret. Raises ConfigError
     that names the setting if secrets are missing or unusable, or the scheme contradicts itself.
     """
 
-    def __init__(self, settings: EndpointSettings, *, key: str = DEFAULT_ENDPOINT) -> None:
+    def __init__(
+        self,
+        settings: EndpointSettings,
+        *,
+        key: str = DEFAULT_ENDPOINT,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.settings = settings
         self.setting = key
         self.path = settings.path
@@ -34,9 +74,17 @@ class Endpoint:
                 "a body can be verified, so say how a proxy in front signs what it has checked"
             )
         self.scheme = scheme_from(settings.signature, settings.public_url, endpoint=key)
+        self.signature_header = self.scheme.header.lower().encode()
+        self._is_asked_again = settings.unsigned == UNSIGNED.status
+        self.unsigned = UNSIGNED if self._is_asked_again else NOT_SIGNED
         self.secrets = tuple(self._read_secrets(key))
         self.keys: list[bytes] = []
         self.use_secrets()
+        self._clock = clock
+        self._verified_at = self._warned_at = self._refused_at = -QUIET_SECONDS
+        # Webhooks refused since the last genuine one, and why the last of them was.
+        self._refused = 0
+        self._why: SignatureFault = "mismatch"
 
     def _read_secrets(self, key: str) -> Iterator[Credential]:
         def check(setting: str, value: str) -> str:
@@ -59,6 +107,42 @@ class Endpoint:
     def use_secrets(self) -> None:
         """Decode the secrets again, after a file has changed."""
         self.keys = [decode_secret(self.scheme, secret.current) for secret in self.secrets]
+
+    def note_verified(self) -> None:
+        """Record a genuine webhook."""
+        self._verified_at = self._clock()
+        self._refused = 0
+
+    def note_refused(self, why: SignatureFault) -> Response:
+        """Record a refused webhook, and warn if none was genuine for an hour; return the answer."""
+        if why in _REMEDIES:
+            self._refused += 1
+            self._refused_at = now = self._clock()
+            self._why = why
+            is_quiet = now - self._verified_at >= QUIET_SECONDS
+            if is_quiet and now - self._warned_at >= QUIET_SECONDS:
+                self._warned_at = now
+                log.warning(
+                    "webhooks_refused",
+                    endpoint=self.setting,
+                    why=why,
+                    refused=self._refused,
+                    remedy=_REMEDIES[why].format(public_url=_ADDRESS if self.scheme.url else ""),
+                )
+        return UNSIGNED if self._is_asked_again and why in _UNREADABLE else NOT_SIGNED
+
+    def refused_facts(self) -> dict[str, object] | None:
+        """Describe the refusals of the last hour if all of its webhooks were refused, else None."""
+        now = self._clock()
+        is_recent = now - self._refused_at < QUIET_SECONDS <= now - self._verified_at
+        if not self._refused or not is_recent:
+            return None
+        return {
+            "endpoint": self.setting,
+            "why": self._why,
+            "refused": self._refused,
+            "last": utc_text(time.time() - (now - self._refused_at)),
+        }
 
 
 def _accepted(settings: EndpointSettings) -> Response:

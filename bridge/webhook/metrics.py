@@ -1,12 +1,17 @@
-"""The metrics of the webhook receiver."""
+"""The metrics of the webhook receiver, and the measurement of its own queue."""
 
-from collections.abc import Sequence
-from typing import Final, Literal, get_args
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Final, Literal, get_args
 
+from bridge.amqp.client import Connection
 from bridge.errors import SignatureFault
 from bridge.http.occupancy import Eviction
 from bridge.telemetry.metrics import AGE_SECONDS, FAST_SECONDS, SIZE_BYTES, MetricSet, Registry
+from bridge.topology.queue_sizes import QueueSizes, QueueWatch
 from bridge.webhook.receipts import Delivery
+
+Serve = Callable[[Connection], Coroutine[Any, Any, None]]
 
 # Outcome of a webhook.
 EventOutcome = Literal[
@@ -141,3 +146,30 @@ class WebhookMetrics(MetricSet):
             ("queue",),
             queues,
         )
+
+
+def watched(serve: Serve, queue: str | None, metrics: WebhookMetrics) -> Serve:
+    """Wrap `serve` so that the size of the bridge's own queue is measured while it runs.
+
+    The queue receives every event. Without a consumer it grows until a resource alarm of the broker
+    blocks both directions.
+    """
+    if queue is None:
+        return serve
+
+    def note(found: Mapping[str, QueueSizes]) -> None:
+        for name, sizes in found.items():
+            metrics.queue_ready.labels(name).set(sizes.ready)
+            metrics.queue_consumers.labels(name).set(sizes.consumers)
+
+    watch = QueueWatch(note)
+
+    async def serve_and_watch(connection: Connection) -> None:
+        watching = asyncio.create_task(watch.watch(connection, (queue,)))
+        try:
+            await serve(connection)
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+    return serve_and_watch

@@ -1,8 +1,8 @@
-"""The webhook pipeline: receive, verify, name, publish, answer.
+"""The way of a webhook: receive, verify, name, publish, answer.
 
-`Receiver._accept` runs it. A 200 means that the broker has confirmed the event. The content of an
-authentic webhook is never a reason to refuse it. A 503 asks the service to send the webhook again.
-Each endpoint has its own path, signature scheme and secrets; everything else is shared.
+A 200 means that the broker has confirmed the event. The content of an authentic webhook is never a
+reason to refuse it. A 503 asks the service to send the webhook again. Each endpoint has its own
+path, signature scheme and secrets; everything else is shared.
 """
 
 import asyncio
@@ -20,20 +20,17 @@ from bridge.amqp.publisher import Publisher
 from bridge.config import WebhookSettings
 from bridge.errors import InvalidSignatureError, PublishError
 from bridge.http.limits import Limits
-from bridge.http.messages import Answer, Request, Response
+from bridge.http.messages import Answer, Headers, Request, Response, problem
 from bridge.telemetry.logs import Log
-from bridge.telemetry.trace_context import Span, TraceHeaders
+from bridge.telemetry.trace_context import Span, TraceHeaders, Tracer
 from bridge.topology.upkeep import Upkeep
-from bridge.webhook.endpoint import Endpoint
+from bridge.webhook.endpoint import RETRY_AFTER_SECONDS, Endpoint
 from bridge.webhook.event import Event, as_form, name_event, properties_of
-from bridge.webhook.in_flight import InFlight, Webhook
-from bridge.webhook.metrics import WebhookMetrics
-from bridge.webhook.receipt_outcomes import ReceiptOutcomes, all_of
-from bridge.webhook.recent_events import RecentEvents
-from bridge.webhook.refusal_watch import Trust
-from bridge.webhook.refusals import NOT_SIGNED, TRY_LATER, UNSIGNED, Refusals, RefusedError
+from bridge.webhook.metrics import EventOutcome, WebhookMetrics
+from bridge.webhook.publishing import ReceiptOutcomes, RecentEvents, all_of
+from bridge.webhook.recorder import Recorder, Webhook
 from bridge.webhook.signatures.verify import Verified, verify
-from bridge.webhook.spans import WebhookSpans, begin_publish, end_publish, publish_in
+from bridge.webhook.spans import begin_publish, end_publish, publish_in
 
 log = Log(__name__)
 
@@ -41,8 +38,13 @@ log = Log(__name__)
 MAX_UNROUTABLE: Final = 100
 # Subtracted from the response timeout, to leave time for the response to reach the service.
 RESPONSE_RESERVE_SECONDS: Final = 0.1
-# A genuine webhook can fail this way, if it was signed by an earlier scheme or delivered late.
-_UNREADABLE: Final = frozenset(("missing", "malformed", "stale", "future"))
+
+_NOT_FOUND: Final = problem(404, "nothing is here")
+_NOT_ALLOWED: Final = problem(405, "only POST", Allow="POST")
+_NOT_ALLOWED_BESIDE_GET: Final = problem(405, "only POST and GET", Allow="POST, GET")
+_NOT_ALLOWED_HEALTH: Final = problem(405, "only GET and HEAD", Allow="GET, HEAD")
+_HEALTHY: Final = Response(200, for_anybody=True)
+_TRY_LATER: Final = problem(503, "try again later", Retry_After=str(RETRY_AFTER_SECONDS))
 
 
 def webhook_limits(settings: WebhookSettings) -> Limits:
@@ -57,11 +59,6 @@ def webhook_limits(settings: WebhookSettings) -> Limits:
         body_timeout_seconds=settings.body_timeout_seconds,
         keep_alive_seconds=settings.keep_alive_seconds,
     )
-
-
-def _is_asked_again(endpoint: Endpoint) -> bool:
-    """Whether the service should repeat a webhook whose signature cannot be read."""
-    return endpoint.settings.unsigned == UNSIGNED.status
 
 
 def _seconds_for(endpoint: Endpoint, settings: WebhookSettings) -> float:
@@ -81,8 +78,18 @@ class Unconfirmed:
         self.answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
 
 
+class RefusedError(Exception):
+    """Ends a webhook with this response."""
+
+    def __init__(self, response: Response, outcome: EventOutcome, why: str | None = None) -> None:
+        super().__init__(outcome)
+        self.response = response
+        self.outcome: EventOutcome = outcome
+        self.why = why
+
+
 class Receiver:
-    """Answers the webhooks of all endpoints; `refusals` answers and counts every other request."""
+    """Answers every request on the public port."""
 
     def __init__(
         self,
@@ -93,7 +100,7 @@ class Receiver:
         upkeep: Upkeep,
         metrics: WebhookMetrics,
         outcome_exchange: str | None = None,
-        spans: WebhookSpans | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self._settings = settings
         self._exchange = settings.exchange
@@ -101,16 +108,9 @@ class Receiver:
         self._publisher = publisher
         self._metrics = metrics
         self._endpoints = {endpoint.path: endpoint for endpoint in endpoints}
-        self.refusals = Refusals(
-            {endpoint.path: endpoint.scheme.header for endpoint in endpoints},
-            metrics=metrics,
-            get_paths={endpoint.path for endpoint in endpoints if endpoint.scheme.takes_get},
-            unsigned_paths={one.path for one in endpoints if _is_asked_again(one)},
-            health_path=settings.health_path,
+        self.recorder = Recorder(
+            metrics, paths=self._endpoints.keys(), health_path=settings.health_path, tracer=tracer
         )
-        self.trust = Trust(endpoints)
-        # With a single endpoint, log lines need not name it.
-        self._in_flight = InFlight(metrics, self.refusals, spans, names_routes=len(endpoints) > 1)
         self._process_id = uuid.uuid4().hex
         self._numbers = itertools.count(1)
         self._recent = RecentEvents(settings.repeat_window)
@@ -137,21 +137,42 @@ class Receiver:
         serve = partial(self._upkeep.mend_beside, self._publisher.serve, missing=missing)
         await self._upkeep.mend_beside(serve, connection, self._queue_missing)
 
+    def refused_facts(self) -> list[dict[str, object]]:
+        """Describe the endpoints at which all webhooks of the last hour were refused."""
+        facts = [endpoint.refused_facts() for endpoint in self._endpoints.values()]
+        return [one for one in facts if one is not None]
+
+    # The way of a webhook
+
+    def judge(self, method: str, path: str, headers: Headers) -> Response | None:
+        """Refuse by the header alone, so that no body of a stranger is buffered."""
+        endpoint = self._endpoints.get(path)
+        if endpoint is None:
+            if path != self._settings.health_path:
+                return _NOT_FOUND
+            return _HEALTHY if method in {"GET", "HEAD"} else _NOT_ALLOWED_HEALTH
+        if method != "POST":
+            if not endpoint.scheme.takes_get:
+                return _NOT_ALLOWED
+            if method != "GET":
+                return _NOT_ALLOWED_BESIDE_GET
+        signature_header = endpoint.signature_header
+        # A loop, because a generator is slower, and this runs twice for every webhook.
+        for name, _ in headers:
+            if name == signature_header:
+                return None
+        return endpoint.unsigned
+
     def answer(self, request: Request) -> Answer:
-        """Answer one request on the public port."""
-        refused = self.refusals.judge(request.method, request.path, request.headers)
-        if refused is None:
-            return self._accept(self._in_flight.begin(request, self._endpoints[request.path]))
-        self.refusals.count(request.method, request.path, refused)
-        return refused
-
-    # The pipeline
-
-    def _accept(self, webhook: Webhook) -> Answer:
-        """Take one webhook through the pipeline; every failure becomes a refusal."""
+        """Answer a complete request, at once or when the broker has confirmed the event."""
+        refused = self.judge(request.method, request.path, request.headers)
+        if refused is not None:
+            self.recorder.record_refusal(request.method, request.path, refused)
+            return refused
+        webhook = self.recorder.begin(request, self._endpoints[request.path])
         try:
-            if self._in_flight.count > self._settings.max_in_flight:
-                raise RefusedError(TRY_LATER, "overloaded")  # noqa: TRY301  as all refusals
+            if self.recorder.in_flight > self._settings.max_in_flight:
+                raise RefusedError(_TRY_LATER, "overloaded")  # noqa: TRY301  as all refusals
             verified = self._verify(webhook)
             event = self._name(webhook, verified)
             return self._publish_at_once(webhook, event) or self._publish_later(webhook, event)
@@ -175,11 +196,9 @@ class Receiver:
         except InvalidSignatureError as error:
             fault = error.fault
             self._metrics.verifications.labels(fault, "none").inc()
-            self.trust.note_refused(endpoint, fault)
-            is_unreadable = fault in _UNREADABLE and _is_asked_again(endpoint)
-            response = UNSIGNED if is_unreadable else NOT_SIGNED
+            response = endpoint.note_refused(fault)
             raise RefusedError(response, "invalid_signature", fault) from None
-        self.trust.note_verified(endpoint)
+        endpoint.note_verified()
         key = "current" if verified.key_index == 0 else "previous"
         self._metrics.verifications.labels("valid", key).inc()
         if verified.timestamp is not None:
@@ -237,7 +256,7 @@ class Receiver:
     def _settle(self, waiting: Unconfirmed, error: PublishError | None) -> None:
         answer = waiting.answer
         if answer.cancelled():  # The connection is gone, so nobody reads the answer.
-            self._in_flight.forget()
+            self.recorder.forget()
             return
         try:
             end_publish(waiting.span, error)
@@ -273,7 +292,7 @@ class Receiver:
                 )
                 is_new = any(await all_of(publish_event, tell))
         except asyncio.CancelledError:
-            self._in_flight.forget()
+            self.recorder.forget()
             raise
         except Exception as error:  # noqa: BLE001  a bug is answered too
             return self._refuse(webhook, error)
@@ -299,7 +318,7 @@ class Receiver:
 
     def _accepted(self, webhook: Webhook, event: Event, *, is_new: bool) -> Response:
         if not is_new:
-            return self._in_flight.end(webhook, "duplicate", None, webhook.endpoint.accepted)
+            return self.recorder.end(webhook, "duplicate", None, webhook.endpoint.accepted)
         if event.routing_key in self._unroutable:
             self._unroutable.discard(event.routing_key)
             log.info(
@@ -307,7 +326,7 @@ class Receiver:
                 exchange=self._exchange,
                 type=self._metrics.type_label(event.type),
             )
-        return self._in_flight.end(
+        return self.recorder.end(
             webhook,
             "unparsed" if event.type is None else "published",
             None,
@@ -317,7 +336,7 @@ class Receiver:
     def _refuse(self, webhook: Webhook, error: Exception) -> Response:
         match error:
             case RefusedError():
-                return self._in_flight.end(webhook, error.outcome, error.why, error.response)
+                return self.recorder.end(webhook, error.outcome, error.why, error.response)
             case PublishError():
                 why = error.why
                 if error.fault == "returned" and webhook.event is not None:
@@ -327,7 +346,7 @@ class Receiver:
             case _:
                 log.error("internal_error", cause=error)
                 why = "internal_error"
-        return self._in_flight.end(webhook, "publish_failed", why, TRY_LATER)
+        return self.recorder.end(webhook, "publish_failed", why, _TRY_LATER)
 
     def _note_unroutable(self, event: Event) -> None:
         """Have the bridge's own queue declared again, and log an unroutable key once."""

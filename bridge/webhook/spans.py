@@ -8,34 +8,21 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 from bridge.errors import PublishError
-from bridge.http.messages import Request
 from bridge.telemetry.trace_context import Span, TraceHeaders, Tracer, known
-from bridge.webhook.endpoint import Endpoint
-from bridge.webhook.event import trace_of
 
 FIRST_FAULT_STATUS: Final = 500
 # The status has its own name in the conventions, and a span has a duration anyway.
 _LEFT_OUT: Final = frozenset(("route", "seconds", "status"))
 
 
-class WebhookSpans:
-    """Begins the spans of the webhook receiver."""
-
-    def __init__(self, tracer: Tracer) -> None:
-        self._tracer = tracer
-
-    def begin(self, request: Request, endpoint: Endpoint) -> Span:
-        """Begin the span of a request; a span that is never ended is not exported."""
-        return self._tracer.begin(
-            f"{request.method} {endpoint.setting}",
-            "server",
-            {
-                "http.request.method": request.method,
-                "url.scheme": "http",
-                "sms_bridge.endpoint": endpoint.setting,
-            },
-            parent=trace_of(request),
-        )
+def begin_webhook(tracer: Tracer, method: str, endpoint: str, parent: TraceHeaders) -> Span:
+    """Begin the span of a request; a span that is never ended is not exported."""
+    attributes = {
+        "http.request.method": method,
+        "url.scheme": "http",
+        "sms_bridge.endpoint": endpoint,
+    }
+    return tracer.begin(f"{method} {endpoint}", "server", attributes, parent=parent)
 
 
 def begin_publish(webhook: Span, exchange: str) -> Span:

@@ -8,8 +8,7 @@ import pytest
 from bridge.amqp.client import Connection
 from bridge.telemetry.metrics import Registry, new_registry
 from bridge.topology.queue_sizes import QueueSizes, read_queue
-from bridge.webhook.metrics import WebhookMetrics
-from bridge.webhook.own_queue import watched
+from bridge.webhook.metrics import WebhookMetrics, watched
 from tests.integration.conftest import Amqp, connected, eventually, unique
 
 EVENTS = 3

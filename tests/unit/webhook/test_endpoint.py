@@ -6,11 +6,13 @@ from typing import Any
 import pytest
 
 from bridge.config import EndpointSettings
-from bridge.errors import ConfigError, InvalidSignatureError
+from bridge.errors import ConfigError, InvalidSignatureError, SignatureFault
 from bridge.http.messages import Request
-from bridge.webhook.endpoint import Endpoint
+from bridge.webhook.endpoint import QUIET_SECONDS, Endpoint
 from bridge.webhook.signatures.schemes import PRESETS
 from bridge.webhook.signatures.verify import Verified, sign, verify
+from tests.clock import Clock
+from tests.ears import Ears
 
 BODY = b'{"type": "message.received"}'
 NOW = 1_700_000_000.0
@@ -99,3 +101,80 @@ def test_a_public_key_is_no_secret_of_tokens() -> None:
 
     with pytest.raises(ConfigError, match=r"^webhook\.endpoints\.1\.secrets\.0: is no secret"):
         make_endpoint(secrets=(pem,), signature={"preset": "vonage"})
+
+
+# --- When no webhook is genuine any more ----------------------------------------------------------
+
+
+def watched_endpoint(clock: Clock, preset: str = "plain", key: str = "webhook") -> Endpoint:
+    """Make an endpoint whose clock the test sets."""
+    settings = EndpointSettings.model_validate(
+        {
+            "path": "/a",
+            "secrets": ("a-secret",),
+            "signature": {"preset": preset},
+            "public_url": "https://sms.example.com/a",
+        }
+    )
+    return Endpoint(settings, key=key, clock=clock)
+
+
+def test_refusals_are_told_once_an_hour(ears: Ears) -> None:
+    """The first refusal is logged with its endpoint and remedy, the next one an hour later."""
+    clock = Clock()
+    endpoint = watched_endpoint(clock, key="webhook.endpoints.0")
+    for _ in range(5):
+        endpoint.note_refused("mismatch")
+        clock.now += 60
+    clock.now += QUIET_SECONDS
+    endpoint.note_refused("stale")
+    first, second = ears.heard("webhooks_refused")
+
+    assert (first["endpoint"], first["why"], first["refused"]) == (
+        "webhook.endpoints.0",
+        "mismatch",
+        1,
+    )
+    assert "secret" in first["remedy"]
+    assert (second["why"], second["refused"]) == ("stale", 6)
+    assert "clock" in second["remedy"]
+
+
+def test_strangers_beside_genuine_webhooks_are_not_told(ears: Ears) -> None:
+    """Where something was verified within the hour the secret is right."""
+    clock = Clock()
+    endpoint = watched_endpoint(clock)
+    endpoint.note_verified()
+    clock.now += QUIET_SECONDS - 1
+    endpoint.note_refused("mismatch")
+
+    assert ears.heard("webhooks_refused") == []
+    assert endpoint.refused_facts() is None
+
+
+@pytest.mark.parametrize("fault", ["missing", "ambiguous"])
+def test_other_faults_speak_of_no_secret(ears: Ears, fault: SignatureFault) -> None:
+    """A missing signature is a stranger's, and an ambiguous form was signed with the secret."""
+    endpoint = watched_endpoint(Clock())
+    endpoint.note_refused(fault)
+
+    assert (ears.heard("webhooks_refused"), endpoint.refused_facts()) == ([], None)
+
+
+def test_facts_are_of_the_last_hour() -> None:
+    """An endpoint is suspect until a webhook is genuine or an hour has passed."""
+    clock = Clock()
+    one, other = watched_endpoint(clock), watched_endpoint(clock, "twilio")
+    one.note_refused("malformed")
+    other.note_refused("mismatch")
+    facts = [one.refused_facts(), other.refused_facts()]
+    other.note_verified()
+    after = [one.refused_facts() is None, other.refused_facts() is None]
+    clock.now += QUIET_SECONDS
+
+    assert [(fact["why"], fact["refused"]) for fact in facts if fact] == [
+        ("malformed", 1),
+        ("mismatch", 1),
+    ]
+    assert after == [False, True]
+    assert one.refused_facts() is None

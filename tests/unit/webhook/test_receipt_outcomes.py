@@ -23,7 +23,7 @@ from bridge.topology.declarations import webhook_topology
 from bridge.topology.upkeep import Upkeep
 from bridge.webhook.endpoint import Endpoint
 from bridge.webhook.metrics import WebhookMetrics
-from bridge.webhook.receipt_outcomes import MAX_AT_ONCE
+from bridge.webhook.publishing import MAX_AT_ONCE
 from bridge.webhook.receiver import Receiver
 from tests.ears import Ears
 from tests.unit.webhook.publications import GUARD_SECONDS, PUBLISHED, answer_of, write

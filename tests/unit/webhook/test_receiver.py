@@ -28,8 +28,8 @@ from bridge.topology.upkeep import Upkeep
 from bridge.webhook.endpoint import Endpoint
 from bridge.webhook.event import EVENT_ID
 from bridge.webhook.metrics import WebhookMetrics
+from bridge.webhook.publishing import LEAST_RECENT_EVENTS
 from bridge.webhook.receiver import Receiver
-from bridge.webhook.recent_events import LEAST_RECENT_EVENTS
 from tests.ears import Ears
 from tests.unit.webhook.publications import GUARD_SECONDS, PUBLISHED, Gate, answer_of, write
 
@@ -201,10 +201,10 @@ async def test_refused_webhooks_are_counted_in_few_lines(ears: Ears) -> None:
     for _ in range(5):
         await answer_of(receiver, forged)
         await answer_of(receiver, make_request(EVENT, []))
-        receiver.refusals.count("POST", "/webhooks", problem(413, "too large"))
-        receiver.refusals.count_eviction("memory")
+        receiver.recorder.record_refusal("POST", "/webhooks", problem(413, "too large"))
+        receiver.recorder.record_eviction("memory")
     await answer_of(receiver, make_request(EVENT))
-    receiver.refusals.flush_log()
+    receiver.recorder.flush_log()
     lines = ears.heard("webhook")
     refused = [(line.get("why", line["outcome"]), line["count"]) for line in lines[:3] + lines[4:]]
 

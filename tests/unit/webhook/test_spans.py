@@ -2,12 +2,9 @@
 
 import pytest
 
-from bridge.config import EndpointSettings
 from bridge.errors import PublishError
-from bridge.http.messages import Request
 from bridge.telemetry.trace_context import TraceHeaders
-from bridge.webhook.endpoint import Endpoint
-from bridge.webhook.spans import WebhookSpans, end_webhook, publish_in
+from bridge.webhook.spans import begin_webhook, end_webhook, publish_in
 from tests.tracer import KeepingTracer, Told
 
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -29,11 +26,7 @@ def webhook() -> Told:
 def test_a_webhook_is_below_its_sender() -> None:
     """The endpoint is told by its place in the settings: its path may hold an account."""
     tracer = KeepingTracer()
-    settings = EndpointSettings(path="/webhooks/AC123", secrets=("s",))
-    endpoint = Endpoint(settings, key="webhook.endpoints.0")
-    headers = [(b"traceparent", TRACE.encode()), (b"x-forwarded-for", b"192.0.2.1")]
-    request = Request("POST", "/webhooks/AC123", b"from=4912345", headers, b"{}")
-    WebhookSpans(tracer).begin(request, endpoint)
+    begin_webhook(tracer, "POST", "webhook.endpoints.0", (("traceparent", TRACE),))
     (span,) = tracer.spans
 
     assert (span.name, span.kind) == ("POST webhook.endpoints.0", "server")

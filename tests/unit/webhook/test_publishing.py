@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bridge.amqp.publication import Publication
 from bridge.errors import Confirm, PublishError
-from bridge.webhook.recent_events import RecentEvents
+from bridge.webhook.publishing import RecentEvents
 from tests.unit.webhook.publications import GUARD_SECONDS, Gate, write
 
 # A time of the event loop that no test sees.
@@ -118,7 +118,7 @@ async def test_the_first_is_never_a_repeat(now: float, window_seconds: float) ->
 
 async def test_memory_of_repeats_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond its size the memory forgets the oldest event first."""
-    monkeypatch.setattr("bridge.webhook.recent_events.LEAST_RECENT_EVENTS", 4)
+    monkeypatch.setattr("bridge.webhook.publishing.LEAST_RECENT_EVENTS", 4)
     recent = RecentEvents(600)
     keys = [b"0", b"1", b"2", b"3", b"4", b"5"]
     for key in keys:

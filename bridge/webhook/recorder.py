@@ -1,24 +1,36 @@
-"""Webhooks in flight: their number, and the metrics, log line and span of each answer."""
+"""Records what the public port answers: in metrics, in the log, and in spans.
+
+Strangers can cause any number of refusals, so the log aggregates them: few lines, with counts.
+"""
 
 import time
+from collections.abc import Collection
 from typing import Final
 
 from bridge.http.messages import Request, Response
+from bridge.http.occupancy import Eviction
 from bridge.telemetry.log_format import shown_seconds
-from bridge.telemetry.logs import Log
-from bridge.telemetry.trace_context import Span
-from bridge.webhook.endpoint import Endpoint
+from bridge.telemetry.logs import CountedLog, Log
+from bridge.telemetry.trace_context import Span, Tracer
+from bridge.webhook.endpoint import NOT_SIGNED, UNSIGNED, Endpoint
 from bridge.webhook.event import OTHER, Event, trace_of
 from bridge.webhook.metrics import UNKNOWN_DELIVERY, EventOutcome, WebhookMetrics
-from bridge.webhook.refusals import Refusals
-from bridge.webhook.spans import WebhookSpans, end_webhook
+from bridge.webhook.spans import begin_webhook, end_webhook
 
 log = Log(__name__)
 
+UNMATCHED: Final = "unmatched"
 # Shared no-op span.
 _NO_SPAN: Final = Span(())
 # Logged as the type of a receipt whose own type is not in the settings.
 RECEIPT: Final = "receipt"
+# Outcome of a webhook that never reached the receiver, by the status of the response.
+_OUTCOMES: Final[dict[int, EventOutcome]] = {
+    401: "invalid_signature",
+    413: "too_large",
+    503: "overloaded",
+}
+_NOT_ALLOWED_STATUS: Final = 405
 
 
 class Webhook:
@@ -34,51 +46,52 @@ class Webhook:
         self.event: Event | None = None
 
 
-class InFlight:
-    """Counts webhooks in flight, and records each answer in metrics, log and span.
-
-    With `names_routes`, log lines name the endpoint.
-    """
+class Recorder:
+    """Counts webhooks in flight, and records every answer of the public port."""
 
     def __init__(
         self,
         metrics: WebhookMetrics,
-        refusals: Refusals,
-        spans: WebhookSpans | None,
         *,
-        names_routes: bool,
+        paths: Collection[str],
+        health_path: str | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
-        self.count = 0
+        self.in_flight = 0
         self._metrics = metrics
-        self._refusals = refusals
-        self._spans = spans
-        self._names_routes = names_routes
-        metrics.http_in_flight.set_function(lambda: self.count)
+        self._paths = paths
+        self._health_path = health_path
+        self._tracer = tracer
+        # With a single endpoint, log lines need not name it.
+        self._names_routes = len(paths) > 1
+        self._refused = CountedLog(log, "webhook")
+        self._evicted = CountedLog(log, "connections_evicted")
+        metrics.http_in_flight.set_function(lambda: self.in_flight)
 
     def begin(self, request: Request, endpoint: Endpoint) -> Webhook:
         """Begin a webhook. The caller must `end` or `forget` it."""
-        self.count += 1
-        spans = self._spans
-        if spans is not None:
-            return Webhook(request, endpoint, spans.begin(request, endpoint))
+        self.in_flight += 1
         trace = trace_of(request)
+        if self._tracer is not None:
+            span = begin_webhook(self._tracer, request.method, endpoint.setting, trace)
+            return Webhook(request, endpoint, span)
         return Webhook(request, endpoint, Span(trace) if trace else _NO_SPAN)
 
     def forget(self) -> None:
         """Drop a webhook that will not be answered."""
-        self.count -= 1
+        self.in_flight -= 1
 
     def end(
         self, webhook: Webhook, outcome: EventOutcome, why: str | None, response: Response
     ) -> Response:
         """Record the answer to a webhook, and return it."""
-        self.count -= 1
+        self.in_flight -= 1
         seconds = time.perf_counter() - webhook.started
         event, path, status = webhook.event, webhook.endpoint.path, response.status
         trace_id = None
         if event is None:
             self._metrics.events.labels("unknown", outcome).inc()
-            self._refusals.log(path, outcome, why, status)
+            self._log_refused(path, outcome, why, status)
         else:
             trace_id = webhook.span.trace_id
             kind = self._metrics.type_label(event.type)
@@ -90,7 +103,7 @@ class InFlight:
             facts = self._facts(event, shown, path, outcome, why, status, seconds)
             log.info_facts("webhook", facts)
             end_webhook(webhook.span, facts)
-        self._refusals.count_request(webhook.request.method, path, status)
+        self._count_request(webhook.request.method, path, status)
         self._metrics.http_duration.labels(path).observe(seconds, trace_id)
         return response
 
@@ -136,3 +149,39 @@ class InFlight:
         elif count:
             facts |= {"receipts": count}
         return facts
+
+    def record_refusal(self, method: str | None, path: str | None, response: Response) -> None:
+        """Record a request that was refused by its header, or whose body never arrived."""
+        status = response.status
+        route = path if path in self._paths else None
+        if route is None and path is not None and path == self._health_path:
+            self._count_request(method, path, status)
+            return
+        self._count_request(method, route or UNMATCHED, status)
+        if route is None or status == _NOT_ALLOWED_STATUS:
+            return
+        outcome = _OUTCOMES.get(status, "incomplete")
+        why = None
+        if response is NOT_SIGNED or response is UNSIGNED:
+            outcome, why = "invalid_signature", "missing"
+            self._metrics.verifications.labels(why, "none").inc()
+        self._metrics.events.labels("unknown", outcome).inc()
+        self._log_refused(route, outcome, why, status)
+
+    def record_eviction(self, cause: Eviction) -> None:
+        """Record a connection that was closed to make room for another."""
+        self._metrics.evictions.labels(cause).inc()
+        self._evicted.info(cause=cause)
+
+    def flush_log(self) -> None:
+        """Log the refusals and evictions that were counted since their last line."""
+        self._refused.flush()
+        self._evicted.flush()
+
+    def _count_request(self, method: str | None, route: str, status: int) -> None:
+        label = "POST" if method == "POST" else "other"
+        self._metrics.http_requests.labels(route, label, str(status)).inc()
+
+    def _log_refused(self, path: str, outcome: EventOutcome, why: str | None, status: int) -> None:
+        route = path if self._names_routes else None
+        self._refused.info(route=route, outcome=outcome, why=why, status=status)
