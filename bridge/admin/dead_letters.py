@@ -20,8 +20,8 @@ from bridge.admin.move import (
     read_existing_queue,
 )
 from bridge.admin.replacement import NewLinesFile, Replaced, write_time
-from bridge.amqp.properties import Properties, as_facts
 from bridge.amqp.frames import LARGE_BODY_BYTES, Body
+from bridge.amqp.properties import Properties, as_facts
 from bridge.config import Settings
 from bridge.topology.declarations import dead_queue
 from bridge.worker import envelope

@@ -33,7 +33,6 @@ from bridge.amqp.client import (
 )
 from bridge.amqp.frames import Body, DeliveryHandler
 from bridge.amqp.properties import Properties
-from bridge.amqp.frames import Body, DeliveryHandler
 from bridge.config import WorkerSettings
 from bridge.deadline import Deadline
 from bridge.errors import BrokerError

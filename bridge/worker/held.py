@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from bridge.amqp.properties import Properties
 from bridge.amqp.frames import Body
+from bridge.amqp.properties import Properties
 from bridge.amqp.wire import Wire
 from bridge.config import WorkerSettings
 from bridge.telemetry.logs import Log

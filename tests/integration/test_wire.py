@@ -19,18 +19,6 @@ from bridge.sandbox.broker import Broker
 from tests.alarms import memory_alarm
 from tests.integration.conftest import SECONDS, Amqp, connected, eventually, unique
 
-METRICS = BridgeMetrics(
-    new_registry(), component="worker", version="0", revision="0", exchanges=("default",)
-)
-# Of the event loop.
-TURNS = 2_000
-
-
-def count_objects() -> int:
-    """Count what is there and may hold something, but for what nobody holds any more."""
-    gc.collect()
-    return len(gc.get_objects())
-
 
 class Taken(NamedTuple):
     """A delivery as it was handed over."""
@@ -143,20 +131,6 @@ async def test_what_is_acked_is_gone_and_the_rest_comes_again(
 
     assert {delivery.message_id for delivery in again} == {str(n) for n in range(1, 200, 2)}
     assert all(delivery.redelivered for delivery in again)
-
-
-async def test_nothing_is_taken_behind_the_block(
-    connection: Connection, queue: str, amqp: Amqp
-) -> None:
-    async with consuming(connection, queue) as ours:
-        await amqp.publish(queue, b"first")
-        (first,) = await ours.until(1)
-    await amqp.publish(queue, b"second")
-    # An answer comes behind the delivery.
-    await ours.channel.basic_qos(prefetch_count=1)
-    await asyncio.sleep(0)
-
-    assert ours.taken == [first]
 
 
 # Publishes and confirms

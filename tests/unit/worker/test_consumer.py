@@ -16,7 +16,6 @@ from bridge.amqp.channels import ACKS_HELD_BACK_SECONDS, RPC_TIMEOUT_SECONDS
 from bridge.amqp.client import ChannelAccessRefused, Connection
 from bridge.amqp.frames import DeliveryHandler
 from bridge.amqp.properties import Properties
-from bridge.amqp.frames import DeliveryHandler
 from bridge.config import WorkerSettings
 from bridge.errors import BrokerError
 from bridge.worker.consumer import (

@@ -11,10 +11,10 @@ from typing import cast, get_args
 
 import pytest
 
+from bridge.amqp.frames import LARGE_BODY_BYTES
 from bridge.amqp.properties import Properties
 from bridge.amqp.publication import READ_ITERATIONS
 from bridge.amqp.publisher import Publisher
-from bridge.amqp.frames import LARGE_BODY_BYTES
 from bridge.config import WorkerSettings
 from bridge.errors import BrokerError, Confirm, CopyRefusedError, Refusal
 from bridge.worker import envelope
