@@ -22,6 +22,10 @@ MAX_DEPTH: Final = 20
 # The key below which constants of JSON stand: the only ones that may be truth values.
 JSON_AT: Final = ("sms_api", "request", "fields")
 _TRUTH_VALUES: Final = ("true", "false")
+_NOT_YAML: Final = (
+    "is not YAML for one configuration: look for a quote or a bracket too few or too many, a tab, "
+    "keys that are not indented alike; text that holds `: ` or begins with @ % ` * & ! needs quotes"
+)
 
 
 def read_yaml(path: Path) -> tuple[dict[str, Any], Lines]:
@@ -106,25 +110,8 @@ def _lines_of(node: yaml.Node, path: tuple[str, ...] = ()) -> Iterator[tuple[tup
 
 
 def _explain(error: yaml.MarkedYAMLError) -> str:
-    # PyYAML's own text may quote the file, so it is inspected but never shown.
-    said = error.problem or ""
-    match error:
-        case _RejectedError():
-            return said
-        case yaml.scanner.ScannerError() if "'\\t'" in said:
-            return "is not YAML: a tab stands where only spaces may"
-        case yaml.scanner.ScannerError() if "cannot start any token" in said:
-            return "is not YAML: text that begins with @, % or ` needs quotes"
-        case yaml.scanner.ScannerError() if "mapping values" in said:
-            return "is not YAML: a colon too many; indent keys alike, put text with `: ` in quotes"
-        case yaml.composer.ComposerError() if "another document" in said:
-            return "is not YAML for one configuration: take the second `---` out"
-        case yaml.composer.ComposerError():
-            return "is not YAML: text that begins with * or & needs quotes"
-        case yaml.constructor.ConstructorError() if "the tag" in said:
-            return "is not YAML that is read here: text that begins with ! needs quotes"
-        case _:
-            return "is not YAML: look for a quote, a bracket or a space too few or too many"
+    # PyYAML's own text may quote the file, so only that of `_RejectedError` is shown.
+    return (error.problem or "") if isinstance(error, _RejectedError) else _NOT_YAML
 
 
 class _Loader(yaml.SafeLoader):

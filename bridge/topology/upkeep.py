@@ -127,20 +127,13 @@ class Upkeep:
                 return
             await asyncio.sleep(LOOK_SECONDS)
 
-    async def mend(
-        self,
-        connection: Connection,
-        missing: asyncio.Event,
-        *,
-        mended: Callable[[], object] = lambda: None,
-    ) -> NoReturn:
-        """Ensure it again when `missing` is set, at most every 5 s, and call `mended` each time."""
+    async def mend(self, connection: Connection, missing: asyncio.Event) -> NoReturn:
+        """Ensure it again when `missing` is set, at most every 5 s."""
         while True:
             await missing.wait()
             missing.clear()
             with contextlib.suppress(TimeoutError):  # a broker that hangs shows elsewhere
                 await self.ensure(connection)
-                mended()
             await asyncio.sleep(MEND_SECONDS)
 
     async def mend_beside(

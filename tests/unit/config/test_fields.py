@@ -19,11 +19,8 @@ from tests.unit.config.conftest import Faults, Load, env_name, nested, value_at
         ("worker.max_attempts", 0),
         ("worker.max_uncertain_attempts", 0),
         ("worker.on_uncertain", "repeat"),
-        ("worker.retry_delays", []),
         ("worker.retry_delays", "5s"),
-        ("worker.outage_after", 0),
         ("worker.outage_after", -1),
-        ("worker.max_age", float("inf")),
         ("worker.max_age", "5w"),
         ("worker.default_from", ""),
         ("worker.default_from", "x" * 33),
@@ -34,7 +31,6 @@ from tests.unit.config.conftest import Faults, Load, env_name, nested, value_at
         ("worker.rate_limit.per_second", 0),
         ("worker.rate_limit.per_second", float("nan")),
         ("worker.rate_limit.scope", "global"),
-        ("worker.queue", ""),
         ("rabbitmq.url", "http://localhost/"),
         ("rabbitmq.url", []),
         ("rabbitmq.url", "amqp://"),
@@ -48,17 +44,12 @@ from tests.unit.config.conftest import Faults, Load, env_name, nested, value_at
         ("sms_api.idempotency_header", "a\r\nb"),
         ("sms_api.timeout_seconds", 0),
         ("webhook.port", 65536),
-        ("webhook.port", -1),
-        ("webhook.path", "webhooks"),
         ("webhook.path", "/a?b"),
         ("webhook.secrets", []),
-        ("webhook.secrets", ["a"] * 6),
         ("webhook.secret_files", []),
         ("webhook.secret_files", ["a"] * 6),
         ("webhook.signature.preset", "unknown"),
-        ("webhook.event_id_pointers", ["id"]),
         ("admin.port", 65536),
-        ("log.level", "loud"),
         ("log.format", "xml"),
         ("tracing.sample_ratio", 1.1),
     ],
@@ -68,13 +59,6 @@ def test_value_that_is_refused(faults: Faults, key: str, value: object) -> None:
     (fault,) = faults(nested(key, value))
 
     assert fault.startswith(key)
-
-
-def test_concurrency_is_refused_in_one_line(faults: Faults) -> None:
-    """A value that is neither a number nor a word that is known is told about once."""
-    told = faults("worker: {concurrency: automatic}")
-
-    assert [*told] == ["worker.concurrency: must be a whole number from 1 to 5000, or auto"]
 
 
 @pytest.mark.parametrize(

@@ -25,18 +25,6 @@ def test_empty_inner_section_means_defaults(load: Load, key: str) -> None:
     assert load(f"{section}:\n  {name}:\n") == load_settings(None, {})
 
 
-def test_file_overrides_default(load: Load) -> None:
-    """What the file says holds."""
-    assert load("worker: {queue: from.file}").worker.queue == "from.file"
-
-
-def test_environment_overrides_file(load: Load) -> None:
-    """What the environment says holds against the file."""
-    loaded = load("worker: {queue: from.file}", SMS_BRIDGE_WORKER__QUEUE="from.environment")
-
-    assert loaded.worker.queue == "from.environment"
-
-
 def test_environment_overrides_only_what_it_names(load: Load) -> None:
     """Other keys of the same section stay as the file has them."""
     loaded = load("worker: {queue: from.file}", SMS_BRIDGE_WORKER__CONCURRENCY="7")
@@ -76,14 +64,6 @@ def test_one_line_for_each_fault(faults: Faults) -> None:
     ]
 
 
-def test_faults_are_the_text(load: Load) -> None:
-    """The text of the error is its faults, a line each."""
-    with pytest.raises(ConfigError) as caught:
-        load("worker: {queu: 1, concurrency: x}\n")
-
-    assert str(caught.value).splitlines() == list(caught.value.faults)
-
-
 # --- Secret files go before the file and the environment ------------------------------------------
 
 
@@ -114,16 +94,6 @@ def test_fault_of_the_api_key_names_the_setting_that_gave_it(
 
     with pytest.raises(ConfigError, match=rf"^sms_api\.{setting}: "):
         shape_from(load({"sms_api": api}).sms_api)
-
-
-def test_environment_key_overrides_file_key(load: Load) -> None:
-    """Without a key file the environment's key holds against the file's."""
-    loaded = load(
-        "sms_api: {base_url: https://api.example.com, key: from-file}",
-        SMS_BRIDGE_SMS_API__KEY="from-environment",
-    )
-
-    assert shape_from(loaded.sms_api).login.key.current == "from-environment"
 
 
 def test_secret_files_override_secrets(load: Load, tmp_path: Path) -> None:

@@ -14,11 +14,6 @@ READABLE: dict[str, Any] = {
 }
 
 
-def test_without_pointers_no_event_is_a_receipt() -> None:
-    """The settings of a service that sends none are empty, and valid."""
-    assert ReceiptSettings().status_pointers == ()
-
-
 def test_values_that_are_numbers_are_written_as_texts() -> None:
     """YAML reads a status of digits as a number."""
     settings = ReceiptSettings.model_validate(READABLE | {"delivered": [0]})

@@ -125,14 +125,6 @@ def test_null_turns_off(load: Load, key: str, source: str) -> None:
     assert value_at(load(in_file, **environ).masked(), key) is None
 
 
-@pytest.mark.parametrize("key", ["worker.queue", "worker.concurrency", "log.level", "rabbitmq.url"])
-def test_null_is_refused_where_it_means_nothing(faults: Faults, key: str) -> None:
-    """Null for a key that must have a value is a fault that names the key."""
-    (fault,) = faults(nested(key, None))
-
-    assert fault.startswith(f"{key}")
-
-
 @pytest.mark.parametrize(
     ("worker", "most"),
     [
@@ -200,28 +192,6 @@ def test_a_worker_may_have_the_events_name_when_there_is_no_queue_for_events(loa
     loaded = load("worker: {queue: sms.inbound}\nwebhook: {queue: null}")
 
     assert loaded.worker.queue == "sms.inbound"
-
-
-@pytest.mark.parametrize("number", [1, 5])
-def test_one_to_five_webhook_secrets(load: Load, number: int) -> None:
-    """One secret is enough, and five may be tried."""
-    secrets = load({"webhook": {"secrets": ["s"] * number}}).webhook.secrets
-
-    assert secrets is not None
-    assert len(secrets) == number
-
-
-def test_settings_do_not_change() -> None:
-    """Settings are fixed once they are loaded."""
-    loaded = load_settings(None, {})
-
-    with pytest.raises(ValueError, match="frozen"):
-        loaded.worker.queue = "other"  # type: ignore[misc]
-
-
-def test_schema_has_every_section() -> None:
-    """The settings can be given as a JSON Schema."""
-    assert set(Settings.model_json_schema()["properties"]) == set(Settings.model_fields)
 
 
 # --- Secrets --------------------------------------------------------------------------------------

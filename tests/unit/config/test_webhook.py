@@ -216,6 +216,10 @@ def test_a_signature_is_known_when_somebody_says_it(
             {"event_id_pointers": ["/id", "/results/*/id"]},
             "webhook.event_id_pointers.1: cannot lead to each member of a list; write the first",
         ),
+        (
+            {"health_path": "/webhooks", "secrets": ["a"]},
+            "webhook.health_path: is webhook.path too; give it a path of its own",
+        ),
         ({"event_type": "sms in"}, "webhook.event_type: must be a routing key like message.receiv"),
         ({"event_type": ""}, "webhook.event_type: must be a routing key like message.received"),
     ],
@@ -290,13 +294,6 @@ def test_a_presets_time_to_answer_is_its_endpoints_alone(
     times = [found.response_seconds(endpoint) for endpoint in found.all_endpoints]
 
     assert times == [of_default, of_others]
-
-
-def test_a_health_path_is_no_endpoints(faults: Faults) -> None:
-    """One path is either a service's or a load balancer's."""
-    (said,) = faults({"webhook": {"health_path": "/webhooks", "secrets": ["a"]}})
-
-    assert said == "webhook.health_path: is webhook.path too; give it a path of its own"
 
 
 def test_unknown_key_of_an_endpoint(faults: Faults) -> None:

@@ -146,13 +146,6 @@ async def test_message_is_accepted_and_kept(sandbox: httpx.AsyncClient) -> None:
     assert received_at.tzinfo is not None
 
 
-async def test_unknown_members_are_allowed(sandbox: httpx.AsyncClient) -> None:
-    """Members that the contract does not name are no reason to refuse."""
-    answer = await sandbox.post("/v1/messages", json={**MESSAGE, "tag": [1, None]})
-
-    assert answer.status_code == 202
-
-
 async def test_same_key_twice_is_kept_twice(sandbox: httpx.AsyncClient) -> None:
     """A repeated Idempotency-Key is not deduplicated, so that duplicates show."""
     for _ in range(2):
@@ -219,15 +212,6 @@ async def test_missing_key_is_refused(sandbox: httpx.AsyncClient, header: str) -
     assert await attempts(sandbox) == [(MESSAGE["to"], None, 401)]
 
 
-async def test_only_the_named_key_is_accepted() -> None:
-    """Where the sandbox was given a key, every other is answered 401."""
-    async with running(create_app(key="the-key")) as client:
-        wrong = await send(client)
-        right = await send(client, Authorization="Bearer the-key")
-
-    assert (wrong.status_code, right.status_code) == (401, 202)
-
-
 async def test_memory_is_bounded() -> None:
     """The oldest messages and requests give way to new ones."""
     async with running(create_app(max_messages=2)) as client:
@@ -251,16 +235,6 @@ async def test_every_request_is_recorded_in_order(sandbox: httpx.AsyncClient) ->
         (MESSAGE["to"], "b", 202),
         (None, "c", 400),
     ]
-
-
-@pytest.mark.parametrize("kind", ["messages", "requests"])
-async def test_records_can_be_deleted(sandbox: httpx.AsyncClient, kind: str) -> None:
-    """DELETE empties a record and says so with 204."""
-    await send(sandbox)
-    answer = await sandbox.delete(f"/sandbox/{kind}")
-
-    assert answer.status_code == 204
-    assert (await sandbox.get(f"/sandbox/{kind}")).json() == {kind: []}
 
 
 async def take(client: httpx.AsyncClient, key: str, to: str) -> str:
@@ -420,16 +394,6 @@ async def test_fault_status_decides_what_is_kept(
     assert len(await kept(sandbox)) == count
 
 
-async def test_latency_delays_the_answer(sandbox: httpx.AsyncClient) -> None:
-    """With latency alone the message is accepted as usual, but later."""
-    await set_faults(sandbox, {"latency_seconds": 0.1})
-    started = asyncio.get_running_loop().time()
-    answer = await send(sandbox)
-
-    assert answer.status_code == 202
-    assert asyncio.get_running_loop().time() - started >= 0.1
-
-
 async def test_slow_answer_keeps_the_message(sandbox: httpx.AsyncClient) -> None:
     """A client that gives up waiting was sent its message all the same, and got no status."""
     await set_faults(sandbox, {"latency_seconds": 60})
@@ -440,18 +404,8 @@ async def test_slow_answer_keeps_the_message(sandbox: httpx.AsyncClient) -> None
     assert await attempts(sandbox) == [(MESSAGE["to"], None, None)]
 
 
-async def test_hang_never_answers(sandbox: httpx.AsyncClient) -> None:
-    """A hanging request runs into the client's time-out, and keeps no message."""
-    await set_faults(sandbox, {"mode": "hang"})
-    with pytest.raises(httpx.ReadTimeout):
-        await sandbox.post("/v1/messages", json=MESSAGE, timeout=0.1)
-
-    assert await kept(sandbox) == []
-    assert await attempts(sandbox) == [(MESSAGE["to"], None, None)]
-
-
 async def test_hang_ends_when_the_client_leaves(sandbox: httpx.AsyncClient) -> None:
-    """Nothing of a hanging request stays behind once its client is gone."""
+    """It has no answer and keeps no message, and nothing of the request stays behind."""
     await set_faults(sandbox, {"mode": "hang"})
     before = asyncio.all_tasks()
     with pytest.raises(httpx.ReadTimeout):
@@ -459,6 +413,9 @@ async def test_hang_ends_when_the_client_leaves(sandbox: httpx.AsyncClient) -> N
     async with asyncio.timeout(5):
         while asyncio.all_tasks() - before:
             await sandbox.get("/")
+
+    assert await kept(sandbox) == []
+    assert await attempts(sandbox) == [(MESSAGE["to"], None, None)]
 
 
 @pytest.mark.parametrize(("mode", "count"), [("cut", 0), ("accept_then_cut", 1)])
