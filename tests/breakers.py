@@ -11,7 +11,6 @@ from bridge.worker.limits.rates import RateLimits
 from bridge.worker.metrics import WorkerMetrics
 from bridge.worker.outcomes import Policy
 from bridge.worker.service.breaker import CircuitBreaker, Cluster, News
-from bridge.worker.service.breaker_events import PeerOpened
 from bridge.worker.service.breaker_states import Breaker
 
 OUTAGE_AFTER_SECONDS = 10.0
@@ -63,4 +62,4 @@ def make_breaker(
 
 def open_breaker(breaker: CircuitBreaker, reason: PauseReason) -> None:
     """Open a breaker, as if another worker had found the reason."""
-    breaker.receive(PeerOpened(reason, breaker.state.counted_since))
+    breaker.peer_opened(reason, breaker.state.counted_since)

@@ -30,7 +30,6 @@ from bridge.worker.cluster.exchange import Peers
 from bridge.worker.cluster.messages import Facts
 from bridge.worker.fates import PauseReason
 from bridge.worker.service.breaker import CircuitBreaker, News
-from bridge.worker.service.breaker_events import PeerAskedToWait, PeerClosed, PeerOpened
 from bridge.worker.service.breaker_states import Breaker
 
 log = Log(__name__)
@@ -281,7 +280,7 @@ class JointPause:
                 self._prober = None
             return
         if told.closed_seconds:
-            breaker.receive(PeerAskedToWait(told.closed_seconds))
+            breaker.peer_asked_to_wait(told.closed_seconds)
         if told.reason is None:
             self._paused_peers.discard(peer)
             if is_prober:
@@ -324,7 +323,7 @@ class JointPause:
     def _open_with(self, breaker: CircuitBreaker, told: PauseState) -> None:
         if told.reason is not None:
             since = self._clock() - told.unaccepted_seconds
-            breaker.receive(PeerOpened(told.reason, since, told.status, told.failures))
+            breaker.peer_opened(told.reason, since, status=told.status, failures=told.failures)
 
     def _hear_resumed(self, breaker: CircuitBreaker, _peer: str, told: Resumed) -> None:
         opened = breaker.state.open
@@ -338,4 +337,4 @@ class JointPause:
         if self._found_here:
             self._ended_by_peer_at = self._clock()
         self._forget_pause()
-        breaker.receive(PeerClosed())
+        breaker.peer_closed()

@@ -25,10 +25,9 @@ from bridge.worker.limits.rates import RateLimits
 from bridge.worker.metrics import WorkerMetrics
 from bridge.worker.outcomes import Dead, Outcome, Policy, Retried, decide, put_off, put_off_for
 from bridge.worker.request import SendRequest
-from bridge.worker.service import breaker_events as events
-from bridge.worker.service.breaker_states import OUTAGE_REQUESTS, Breaker, State, transition
+from bridge.worker.service.breaker_states import OUTAGE_REQUESTS, Breaker, Open, Rank, State
 from bridge.worker.service.failure_classifier import FailureClassifier
-from bridge.worker.service.pause_report import PauseReport
+from bridge.worker.service.pause_report import PauseReport, Unstored
 from bridge.worker.service.retry_after import SenderRetryAfter
 
 log = Log(__name__)
@@ -61,13 +60,6 @@ class Cluster(Protocol):
 
     def publish_closed(self, reason: PauseReason) -> None:
         """Tell the others that the service takes messages again."""
-
-
-_NEWS: Final[dict[events.Do, News]] = {
-    events.Do.PUBLISH_OPEN: "opened",
-    events.Do.PUBLISH_PROBE_FAILED: "probe_failed",
-    events.Do.PUBLISH_RETRY_AFTER: "retry_after",
-}
 
 
 class CircuitBreaker:
@@ -103,7 +95,8 @@ class CircuitBreaker:
         self._accepted_at: float | None = None
         self._is_calm = True
         self._is_healthy = True
-        self._is_broker_blocked = False
+        self.is_paused_by_operator = False
+        self.is_broker_blocked = False
         self._retry_after_ends_at = 0.0
         # Messages whose answers may show whether a wait is for all: in flight, and about to go.
         self._in_flight: set[int] = set()
@@ -125,24 +118,14 @@ class CircuitBreaker:
     @property
     def paused(self) -> PauseReason | None:
         """Why nothing new is taken, or None; an operator's pause comes before any other."""
-        if self._breaker.is_paused_by_operator:
+        if self.is_paused_by_operator:
             return "operator"
         return None if self._breaker.open is None else self._breaker.open.reason
 
     @property
-    def is_paused_by_operator(self) -> bool:
-        """Whether an operator wants nothing to be sent."""
-        return self._breaker.is_paused_by_operator
-
-    @property
-    def is_broker_blocked(self) -> bool:
-        """Whether the broker stores nothing now."""
-        return self._is_broker_blocked
-
-    @property
     def takes_nothing(self) -> bool:
         """Whether nothing new is taken on purpose, for whatever reason."""
-        return self.paused is not None or self._is_broker_blocked
+        return self.paused is not None or self.is_broker_blocked
 
     @property
     def is_outage_suspected(self) -> bool:
@@ -157,11 +140,9 @@ class CircuitBreaker:
     @property
     def probes_wanted(self) -> int:
         """How many deliveries to take while the breaker is open, so that one can be the probe."""
-        if self._breaker.open is None:
+        if self._breaker.open is None or self.is_paused_by_operator:
             return 0
-        return self._breaker.probes_wanted(
-            self._clock(), is_probed_elsewhere=self._cluster.is_probing
-        )
+        return self._breaker.probes_wanted(self._clock(), elsewhere=self._cluster.is_probing)
 
     # Before a request leaves
 
@@ -185,7 +166,7 @@ class CircuitBreaker:
         envelope = delivery.envelope
         has_failed = envelope.attempts > 0 or envelope.uncertain_attempts > 0
         while True:
-            self._apply(events.OutageChecked())
+            self._become(self.state.after_check(self._clock(), self._chance()))
             if self._breaker.open is not None and not self.is_paused_by_operator:
                 postponed = await self._wait_to_probe(delivery, request.to, has_failed=has_failed)
                 is_probe = self._breaker.is_probe(envelope.key) and not self.is_paused_by_operator
@@ -218,7 +199,7 @@ class CircuitBreaker:
         """
         if not self._is_in_the_way(sender):
             return None
-        self._apply(events.MadeRoom())
+        self._become(self.state.after_leaving())
         detail = "the SMS API wants a wait, and others may be behind messages of its sender"
         delay_seconds = self._policy.longest_within(self.retry_after_seconds)
         return Retried("rate_limited", delay_seconds, detail)
@@ -250,19 +231,19 @@ class CircuitBreaker:
             is_suspect = self._classifier.is_suspect(key, recipient)
             is_costly = opened.reason == "outage" and has_failed
             is_costly = is_costly and self._is_last_try(delivery.envelope)
-            rank = events.Rank.RELUCTANT if is_suspect or is_costly else events.Rank.WILLING
-            self._apply(events.ProbeOffered(key, rank, self._cluster.is_probing))
+            rank = Rank.RELUCTANT if is_suspect or is_costly else Rank.WILLING
+            self._become(self.state.with_probe(key, rank, now, elsewhere=self._cluster.is_probing))
             seconds_to_probe = self._breaker.seconds_to_probe(now)
             if self._breaker.is_probe(key):
                 wait = seconds_to_probe
                 if wait <= 0:
-                    self._apply(events.ProbeLeft())
+                    self._become(self.state.after_probe_left())
                     return None
             else:
                 wait = PATIENCE_SECONDS - (now - opened.opened_at)
                 is_soon = self._breaker.is_probed_soon(now)
                 # Messages behind it may be better probes, and wait for its place.
-                if wait <= 0 or rank is not events.Rank.WILLING or not is_soon:
+                if wait <= 0 or rank is not Rank.WILLING or not is_soon:
                     return self._postpone(max(0.0, seconds_to_probe))
             with delivery.waits("probe"):
                 await self._wait_for_change(wait)
@@ -315,7 +296,7 @@ class CircuitBreaker:
 
         If the breaker opens meanwhile the wait ends, and `may_post` says whether to ask again.
         """
-        while self._is_broker_blocked:
+        while self.is_broker_blocked:
             await self._next_change.wait()
         is_other = self.line_up(key)
         try:
@@ -335,15 +316,14 @@ class CircuitBreaker:
     @property
     def may_go_now(self) -> bool:
         """Whether neither the service nor the broker wants a wait."""
-        return not self._is_broker_blocked and not self._is_told_to_wait
+        return not self.is_broker_blocked and not self._is_told_to_wait
 
     def may_post(self, key: str) -> bool:
         """Whether an allowed message may still go: the breaker has not opened but for its probe."""
         if self._is_calm:
             return True
-        breaker = self._breaker
-        is_let_through = breaker.open is None or breaker.is_probe(key)
-        return is_let_through and not breaker.is_paused_by_operator
+        is_let_through = self._breaker.open is None or self._breaker.is_probe(key)
+        return is_let_through and not self.is_paused_by_operator
 
     def line_up(self, key: str) -> bool:
         """Note that a message is about to go; pass the result to `leave_line`."""
@@ -417,7 +397,8 @@ class CircuitBreaker:
                 is_in_the_way = is_in_the_way and not self._are_others_at_hand
                 can_be_held = opened is None and not is_in_the_way
             case Fate.SETUP | Fate.AMBIGUOUS:
-                self._apply(events.ProbeHeld(key, self._cluster.is_probing))
+                elsewhere = self._cluster.is_probing
+                self._become(self.state.with_held_probe(key, elsewhere=elsewhere))
                 can_be_held = self._breaker.is_probe(key)
                 if opened is None:
                     times = max(1, self._classifier.ambiguous_answers(key))
@@ -450,46 +431,91 @@ class CircuitBreaker:
             self._next_answer.set()
         if answer.fate is Fate.SENT:
             self._sender_waits.accept(request.sender)
-        is_refused_in_a_row = self._classifier.is_refused_in_a_row
-        self._apply(events.Answered(answer, key, request.to, is_refused_in_a_row))
+        in_a_row = self._classifier.is_refused_in_a_row
+        self._become(
+            self.state.after_answer(
+                answer, key, request.to, self._clock(), self._chance(), is_refused_in_a_row=in_a_row
+            )
+        )
 
     def give_up_probe(self, key: str) -> None:
         """Let another message become the probe, if this one was."""
         if self._breaker.open is not None:
-            self._apply(events.ProbeGivenUp(key))
+            self._become(self.state.without_probe(key))
 
     # Events from elsewhere
 
     def end_passed_wait(self) -> None:
         """Close if the service asked for a time that has passed, and nobody probes."""
         if self._breaker.open is not None:
-            self._apply(events.WaitChecked(self._cluster.is_probing))
+            elsewhere = self._cluster.is_probing
+            self._become(self.state.after_passed_wait(self._clock(), elsewhere=elsewhere))
 
     def renew_key(self) -> None:
         """Probe at once, and forget what is known of messages: the API key has changed."""
         self._classifier.renew_key()
         self._sender_waits.clear()
-        self._apply(events.KeyRenewed())
+        self._become(self.state.with_new_key())
 
     def operator_paused(self) -> None:
         """Take and send nothing until `operator_resumed`, not even a probe."""
-        self._apply(events.OperatorPaused())
+        if not self.is_paused_by_operator:
+            self.is_paused_by_operator = True
+            self._become(self.state)
+            self.report.begin("operator")
+            self.wake()
 
     def operator_resumed(self) -> None:
         """Go on: the operator has ended the pause."""
-        self._apply(events.OperatorResumed())
+        if self.is_paused_by_operator:
+            self.is_paused_by_operator = False
+            self._become(self.state.counted_anew(self._clock()))
+            self.report.end("operator")
+            self.wake()
 
     def block(self, queue: str, fault: PublishFault) -> None:
         """Take and send nothing until `unblock`: the broker does not store a copy for a queue."""
-        self._apply(events.BrokerBlocked(events.Unstored(queue, fault)))
+        unstored = Unstored(queue, fault)
+        if self.is_broker_blocked:
+            self.report.note_unstored(unstored)
+        else:
+            self.is_broker_blocked = True
+            self.report.begin("broker_blocked", unstored=unstored)
+            self.wake()
 
     def unblock(self) -> None:
         """Go on: the broker has stored a copy."""
-        self._apply(events.BrokerUnblocked())
+        if self.is_broker_blocked:
+            self.is_broker_blocked = False
+            self.report.end("broker_blocked")
+            self.wake()
 
-    def receive(self, event: events.Event) -> None:
-        """Follow another worker."""
-        self._apply(event)
+    def peer_opened(
+        self,
+        reason: PauseReason,
+        unaccepted_since: float,
+        *,
+        status: int | None = None,
+        failures: tuple[int, int] = (0, 0),
+    ) -> None:
+        """Open, or stay open, with another worker; `failures`: see `Open.failures`."""
+        after = self.state.opened_by_peer(
+            reason,
+            unaccepted_since,
+            self._clock(),
+            self._chance(),
+            status=status,
+            failures=failures,
+        )
+        self._become(after, is_from_peer=True)
+
+    def peer_closed(self) -> None:
+        """Close: another worker has found out that the service takes messages again."""
+        self._become(self.state.closed(self._clock()), is_from_peer=True)
+
+    def peer_asked_to_wait(self, seconds: float) -> None:
+        """Wait: the service has asked another worker to."""
+        self._become(self.state.after_peers_wait(seconds, self._clock()))
 
     def leave(self) -> None:
         """Let another worker probe: this one takes nothing more."""
@@ -509,49 +535,56 @@ class CircuitBreaker:
         except TimeoutError:
             pass
 
-    # Transitions
+    # The next state
 
-    def _apply(self, event: events.Event) -> None:
-        breaker, effects = transition(self.state, event, self._clock(), self._chance())
-        self._breaker = breaker
-        self._accepted_at = breaker.accepted_at
-        self._is_broker_blocked = breaker.is_broker_blocked
-        self._retry_after_ends_at = breaker.retry_after.ends_at
-        is_suspected = breaker.failures >= OUTAGE_REQUESTS
-        self._is_calm = breaker.open is None and not (is_suspected or breaker.is_paused_by_operator)
+    def _become(self, after: Breaker, *, is_from_peer: bool = False) -> None:
+        """Take the next state, and do what follows from the change."""
+        before, self._breaker = self._breaker, after
+        self._accepted_at = after.accepted_at
+        self._retry_after_ends_at = after.retry_after.ends_at
+        is_suspected = after.failures >= OUTAGE_REQUESTS
+        self._is_calm = after.open is None and not (is_suspected or self.is_paused_by_operator)
         self._is_healthy = (
-            not breaker.failures
-            and not breaker.ambiguous
-            and not breaker.retry_after.slow_downs
-            and breaker.limited_recipient is None
+            not after.failures
+            and not after.ambiguous
+            and not after.retry_after.slow_downs
+            and after.limited_recipient is None
         )
         if self._held_back and not is_suspected:
             self._held_back.clear()
-        for effect in effects:
-            self._perform(effect)
+        if is_suspected and before.failures < OUTAGE_REQUESTS and after.open is None:
+            log.warning("outage_suspected", failures=OUTAGE_REQUESTS)
+        if after.open is not before.open:
+            self._follow_change(before.open, after.open, is_from_peer=is_from_peer)
+        if after.retry_after.asked_until != before.retry_after.asked_until:
+            self._cluster.publish("retry_after", after)
 
-    def _perform(self, effect: events.Effect) -> None:
-        match effect:
-            case events.PauseBegan():
-                self.report.begin(effect)
-            case events.PauseRefused():
-                self.report.note_unstored("broker_blocked", effect.unstored)
-            case events.PauseTurned():
-                self.report.turn(effect.reason)
-            case events.PauseEnded():
-                self._end(effect)
-            case events.Do.WAKE:
-                self.wake()
-            case events.Do.START_SLOWLY:
-                self.rates.start_slowly(workers=1 + self._cluster.others)
-            case events.Do.LOG_SUSPICION:
-                log.warning("outage_suspected", failures=OUTAGE_REQUESTS)
-            case _:
-                self._cluster.publish(_NEWS[effect], self._breaker)
+    def _follow_change(
+        self, before: Open | None, after: Open | None, *, is_from_peer: bool
+    ) -> None:
+        """Report, wake and publish, when the breaker has opened, changed its probe or closed."""
+        if after is None:
+            assert before is not None  # noqa: S101  one of them is open
+            self._end(before.reason, is_from_peer=is_from_peer)
+            self.wake()
+            return
+        is_new = before is None or before.reason != after.reason
+        if is_new:
+            if before is not None:
+                self.report.turn(before.reason)
+            self.report.begin(after.reason, status=after.status, code=after.code)
+        self.wake()
+        if is_from_peer:
+            return
+        if is_new:
+            self._cluster.publish("opened", self._breaker)
+        if before is not None and after.others.failures > before.others.failures:
+            self._cluster.publish("probe_failed", self._breaker)
 
-    def _end(self, ended: events.PauseEnded) -> None:
-        self.report.end(ended.reason)
-        if ended.reason not in {"operator", "broker_blocked"}:
-            self._classifier.forget_refusals()
-        if ended.is_found_here:
-            self._cluster.publish_closed(ended.reason)
+    def _end(self, reason: PauseReason, *, is_from_peer: bool) -> None:
+        if reason == "outage":
+            self.rates.start_slowly(workers=1 + self._cluster.others)
+        self.report.end(reason)
+        self._classifier.forget_refusals()
+        if not is_from_peer:
+            self._cluster.publish_closed(reason)

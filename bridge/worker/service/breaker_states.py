@@ -10,46 +10,18 @@
 |             | the service has asked for a long wait      | probe                              |
 | HALF_OPEN   | the same, and one message is the probe     | the probe alone, when it is due    |
 
-`transition` takes a state, an event, the time and a random number, and returns the next state with
-the effects that `CircuitBreaker` has to perform. An operator's pause and a broker that stores
-nothing are no states of the service: they stop every request, the probe too, and are flags beside.
+Each transition is a method of `Breaker` that returns the next state. `CircuitBreaker` holds the
+state; what it logs, publishes and wakes follows from the difference between two states.
 
 The probe is another message than the last one if there is one: a message may have a fault of its
 own. A better probe replaces another.
 """
 
-from collections.abc import Callable
-from enum import Enum
-from typing import Any, Final, NamedTuple
+from enum import Enum, IntEnum
+from typing import Final, NamedTuple
 
 from bridge.worker.delivery import MAX_HOLD_SECONDS
 from bridge.worker.fates import Answer, Fate, PauseReason
-from bridge.worker.service.breaker_events import (
-    Answered,
-    BrokerBlocked,
-    BrokerUnblocked,
-    Do,
-    Effect,
-    Event,
-    KeyRenewed,
-    MadeRoom,
-    OperatorPaused,
-    OperatorResumed,
-    OutageChecked,
-    PauseBegan,
-    PauseEnded,
-    PauseRefused,
-    PauseTurned,
-    PeerAskedToWait,
-    PeerClosed,
-    PeerOpened,
-    ProbeGivenUp,
-    ProbeHeld,
-    ProbeLeft,
-    ProbeOffered,
-    Rank,
-    WaitChecked,
-)
 from bridge.worker.service.retry_after import RetryAfter
 
 # So many requests in a row must have failed before an outage is suspected.
@@ -75,6 +47,19 @@ class State(Enum):
     RETRY_AFTER = "retry_after"
     OPEN = "open"
     HALF_OPEN = "half_open"
+
+
+class Rank(IntEnum):
+    """How good a probe is; a better one, with a lower rank, replaces another.
+
+    RELUCTANT: its failure would say nothing new, because the message or another one to its number
+    got an ambiguous status, or would make it a dead letter. TRIED: the last probe, held.
+    """
+
+    WILLING = 0
+    RELUCTANT = 1
+    TRIED = 2
+    NOBODY = 3
 
 
 # Two while another message would be the better probe: the held one occupies a place.
@@ -105,7 +90,7 @@ def _back_off(failures: int, now: float, chance: float) -> BackOff:
 class Open(NamedTuple):
     """An open breaker: why it is open, which message is the probe, and when the probe may go.
 
-    `status` is the API's answer that opened it. A message that was accepted after
+    `status` and `code` are those of the answer that opened it. A message that was accepted after
     `unaccepted_since` refutes the reason. Until `asked_until` the service wants no request.
     Willing probes have a back-off of their own: a new message must not wait because a held one
     has failed often. `is_key_new`: the probe goes at once, with the new API key.
@@ -114,9 +99,10 @@ class Open(NamedTuple):
     reason: PauseReason
     opened_at: float
     unaccepted_since: float
-    status: int | None
     willing: BackOff
     others: BackOff
+    status: int | None = None
+    code: str | None = None
     asked_until: float = 0.0
     is_key_new: bool = False
     probe: str | None = None
@@ -137,6 +123,14 @@ class Open(NamedTuple):
         """How many willing probes have failed, and how many probes altogether."""
         return self.willing.failures, self.others.failures
 
+    def after_failed_probe(self, now: float, chance: float) -> "Open":
+        """Let the next probe wait for twice as long."""
+        willing = self.willing
+        if self.rank is Rank.WILLING:
+            willing = _back_off(willing.failures + 1, now, chance)
+        others = _back_off(self.others.failures + 1, now, chance)
+        return self._replace(willing=willing, others=others, rank=Rank.TRIED)
+
 
 class Breaker(NamedTuple):
     """The whole state; each transition makes a new one. Times are of the monotonic clock.
@@ -156,8 +150,6 @@ class Breaker(NamedTuple):
     retry_after: RetryAfter = RetryAfter()
     open: Open | None = None
     closed_at: float = 0.0
-    is_paused_by_operator: bool = False
-    is_broker_blocked: bool = False
 
     def state_at(self, now: float) -> State:
         """Name the state."""
@@ -187,10 +179,9 @@ class Breaker(NamedTuple):
         """Whether the service asks for no longer wait than a delivery can be held for."""
         return self.retry_after.seconds_left(now) < MAX_HOLD_SECONDS
 
-    def probes_wanted(self, now: float, *, is_probed_elsewhere: bool) -> int:
+    def probes_wanted(self, now: float, *, elsewhere: bool) -> int:
         """Return how many deliveries to take, so that one of them can be the probe."""
-        is_idle = self.open is None or self.is_paused_by_operator or is_probed_elsewhere
-        if is_idle or self.open is None or not self.is_probed_soon(now):
+        if self.open is None or elsewhere or not self.is_probed_soon(now):
             return 0
         return _PROBES_WANTED[self.open.rank]
 
@@ -198,287 +189,230 @@ class Breaker(NamedTuple):
         """Whether a message is the probe."""
         return self.open is not None and self.open.probe == key
 
+    # Transitions. `chance` is a number from 0 to 1; `elsewhere`: another worker probes.
 
-Step = tuple[Breaker, list[Effect]]
+    def after_answer(
+        self,
+        answer: Answer,
+        key: str,
+        recipient: str,
+        now: float,
+        chance: float,
+        *,
+        is_refused_in_a_row: bool = False,
+    ) -> "Breaker":
+        """Learn from an answer, after the classifier has said whose fault it shows.
 
+        `is_refused_in_a_row`: message after message got the same unknown refusal.
+        """
+        after, reason = self._learn(
+            answer, recipient, now, chance, is_refused_in_a_row=is_refused_in_a_row
+        )
+        if reason is not None:
+            after = after.opened_by_answer(answer, reason, now, chance)
+        opened = after.open
+        if opened is None:
+            return after
+        is_probe = opened.probe == key
+        is_refuted = answer.fate is Fate.SENT and opened.reason == "outage"
+        if (is_probe and answer.ends_pause) or is_refuted:
+            return after.closed(now)
+        return after._replace(open=opened.after_failed_probe(now, chance)) if is_probe else after
 
-def transition(breaker: Breaker, event: Event, now: float, chance: float = 1.0) -> Step:
-    """Return the state after an event, and the effects; `chance` is a number from 0 to 1."""
-    return _TRANSITIONS[type(event)](breaker, event, now, chance)
+    def _learn(
+        self,
+        answer: Answer,
+        recipient: str,
+        now: float,
+        chance: float,
+        *,
+        is_refused_in_a_row: bool,
+    ) -> tuple["Breaker", PauseReason | None]:
+        """Count an answer; return the reason to open the breaker, if there is one."""
+        if answer.fate is Fate.SENT:
+            after = self._replace(
+                accepted_at=now,
+                failures=0,
+                ambiguous=0,
+                limited_recipient=None,
+                retry_after=self.retry_after.after_acceptance(),
+            )
+            return after, None
+        if answer.counts_as_outage:
+            after = self._replace(failures=self.failures + 1)
+            return after, "outage" if after.is_outage(now) else None
+        after = self._replace(failures=0)
+        if answer.about is not None:
+            return after, None
+        match answer.fate:
+            case Fate.SLOW_DOWN:
+                return after.slowed_down(answer.retry_after_seconds, recipient, now, chance)
+            case Fate.AMBIGUOUS:
+                since = after.ambiguous_since if after.ambiguous else now
+                after = after._replace(ambiguous=after.ambiguous + 1, ambiguous_since=since)
+                is_due = after.ambiguous >= MAX_AMBIGUOUS_IN_A_ROW or is_refused_in_a_row
+                return after, answer.pause if is_due else None
+            case Fate.SETUP:
+                return after, answer.pause
+            case Fate.REFUSED | Fate.RETRY | Fate.UNCERTAIN | Fate.NOT_SENT:
+                return after, None  # It is about its message alone.
 
+    def slowed_down(
+        self, seconds: float | None, recipient: str, now: float, chance: float
+    ) -> tuple["Breaker", PauseReason | None]:
+        """Wait, unless the service has asked for a long wait after messages to one number only.
 
-def _answered(before: Breaker, event: Answered, now: float, chance: float) -> Step:
-    answer = event.answer
-    after, reason = _learn(before, event, now, chance)
-    effects: list[Effect] = []
-    if reason is not None:
-        after, effects = _open_for(after, answer, reason, now, chance)
-    if answer.fate is Fate.SLOW_DOWN and answer.about is None:
-        effects.append(Do.PUBLISH_RETRY_AFTER)
-    if before.state_at(now) is not State.SUSPECTED and after.state_at(now) is State.SUSPECTED:
-        effects.append(Do.LOG_SUSPICION)
-    opened = after.open
-    if opened is None:
-        return after, effects
-    is_probe = opened.probe == event.key
-    if (is_probe and answer.ends_pause) or (answer.fate is Fate.SENT and opened.reason == "outage"):
-        after, closing = _close(after, opened, now, is_found_here=True)
-        return after, effects + closing
-    if is_probe:
-        after = after._replace(open=_after_failed_probe(opened, now, chance))
-        effects += (Do.WAKE, Do.PUBLISH_PROBE_FAILED)
-    return after, effects
+        Then the breaker opens all the same, and its first probe, which is another message if there
+        is one, finds out whether the wait is for all.
+        """
+        is_limited = self.open is not None and self.open.reason == "rate_limited"
+        is_first = self.limited_recipient is None and not is_limited
+        is_of_one = is_first or self.limited_recipient == recipient
+        after = self._replace(limited_recipient=recipient) if is_first else self
+        if is_of_one and (seconds or 0.0) > MAX_HOLD_SECONDS:
+            return after, "rate_limited"
+        retry_after, wait = after.retry_after.after_429(seconds, now=now, chance=chance)
+        return after._replace(retry_after=retry_after), (
+            "rate_limited" if wait > MAX_HOLD_SECONDS else None
+        )
 
+    def opened_by_answer(
+        self, answer: Answer, reason: PauseReason, now: float, chance: float
+    ) -> "Breaker":
+        """Open for an answer of the service."""
+        since = self.ambiguous_since if self.ambiguous else now
+        if reason == "outage":
+            since = self.unaccepted_since
+        is_told = reason == answer.pause
+        return self._opened(
+            reason,
+            since,
+            now,
+            chance,
+            status=answer.status if is_told else None,
+            code=answer.code if is_told else None,
+            asked_until=now + (answer.retry_after_seconds or 0.0),
+        )
 
-def _learn(
-    before: Breaker, event: Answered, now: float, chance: float
-) -> tuple[Breaker, PauseReason | None]:
-    """Count an answer; return the reason to open the breaker, if there is one."""
-    answer = event.answer
-    if answer.fate is Fate.SENT:
-        after = before._replace(
-            accepted_at=now,
+    def _opened(
+        self,
+        reason: PauseReason,
+        since: float,
+        now: float,
+        chance: float,
+        *,
+        status: int | None = None,
+        code: str | None = None,
+        asked_until: float = 0.0,
+    ) -> "Breaker":
+        """Open; a second reason replaces the first, and the same one changes nothing."""
+        former = self.open
+        if former is None:
+            first = _back_off(0, now, chance)
+            former = Open(reason, now, since, willing=first, others=first)
+        elif former.reason == reason:
+            return self
+        opened = former._replace(
+            reason=reason,
+            unaccepted_since=since,
+            status=status,
+            code=code,
+            asked_until=asked_until or former.asked_until,
+        )
+        return self._replace(open=opened)
+
+    def closed(self, now: float) -> "Breaker":
+        """Close, and count all failures anew."""
+        if self.open is None:
+            return self
+        return self._replace(
+            open=None,
+            closed_at=now,
+            counted_since=now,
             failures=0,
             ambiguous=0,
             limited_recipient=None,
-            retry_after=before.retry_after.after_acceptance(),
         )
-        return after, None
-    if answer.counts_as_outage:
-        after = before._replace(failures=before.failures + 1)
-        return after, "outage" if after.is_outage(now) else None
-    after = before._replace(failures=0)
-    if answer.about is not None:
-        return after, None
-    match answer.fate:
-        case Fate.SLOW_DOWN:
-            return _slow_down(after, answer.retry_after_seconds, event.recipient, now, chance)
-        case Fate.AMBIGUOUS:
-            since = after.ambiguous_since if after.ambiguous else now
-            after = after._replace(ambiguous=after.ambiguous + 1, ambiguous_since=since)
-            is_due = after.ambiguous >= MAX_AMBIGUOUS_IN_A_ROW or event.is_refused_in_a_row
-            return after, answer.pause if is_due else None
-        case Fate.SETUP:
-            return after, answer.pause
-        case Fate.REFUSED | Fate.RETRY | Fate.UNCERTAIN | Fate.NOT_SENT:
-            return after, None  # It is about its message alone.
 
+    def after_check(self, now: float, chance: float) -> "Breaker":
+        """Open if a suspected outage has lasted for long enough by now."""
+        if not self.is_outage(now):
+            return self
+        return self._opened("outage", self.unaccepted_since, now, chance, asked_until=now)
 
-def _slow_down(
-    before: Breaker, seconds: float | None, recipient: str, now: float, chance: float
-) -> tuple[Breaker, PauseReason | None]:
-    """Wait, unless the service has asked for a long wait after messages to one number only.
+    def after_passed_wait(self, now: float, *, elsewhere: bool) -> "Breaker":
+        """Close if only a long wait is over by now, which nobody is about to find out."""
+        opened = self.open
+        if opened is None or opened.reason != "rate_limited" or opened.probe is not None:
+            return self
+        is_over = self.retry_after.seconds_left(now) <= 0 and opened.asked_until <= now
+        return self.closed(now) if is_over and not elsewhere else self
 
-    Then the breaker opens all the same, and its first probe, which is another message if there is
-    one, finds out whether the wait is for all.
-    """
-    is_limited = before.open is not None and before.open.reason == "rate_limited"
-    is_first = before.limited_recipient is None and not is_limited
-    is_of_one = is_first or before.limited_recipient == recipient
-    after = before._replace(limited_recipient=recipient) if is_first else before
-    if is_of_one and (seconds or 0.0) > MAX_HOLD_SECONDS:
-        return after, "rate_limited"
-    retry_after, wait = after.retry_after.after_429(seconds, now=now, chance=chance)
-    return after._replace(retry_after=retry_after), (
-        "rate_limited" if wait > MAX_HOLD_SECONDS else None
-    )
+    def with_probe(self, key: str, rank: Rank, now: float, *, elsewhere: bool) -> "Breaker":
+        """Take a better probe, unless it would wait for too long: another may wait less."""
+        opened = self.open
+        if opened is None or elsewhere:
+            return self.without_probe(key)
+        if opened.probe == key or rank >= opened.rank:
+            return self
+        after = self._replace(open=opened._replace(probe=key, rank=rank))
+        return self if after.seconds_to_probe(now) > MAX_HOLD_SECONDS else after
 
+    def with_held_probe(self, key: str, *, elsewhere: bool) -> "Breaker":
+        """Take a message whose answer shows the fault as the probe, if there is no other."""
+        opened = self.open
+        if opened is None or elsewhere:
+            return self.without_probe(key)
+        if opened.probe is not None:
+            return self
+        return self._replace(open=opened._replace(probe=key, rank=Rank.TRIED))
 
-def _open_for(
-    before: Breaker, answer: Answer, reason: PauseReason, now: float, chance: float
-) -> Step:
-    """Open the breaker for an answer of the service."""
-    if reason == "outage":
-        since = before.unaccepted_since
-    else:
-        since = before.ambiguous_since if before.ambiguous else now
-    is_told = reason == answer.pause
-    status, code = (answer.status, answer.code) if is_told else (None, None)
-    after, effects = _open(before, PauseBegan(reason, status, code), since, now, chance)
-    if effects and after.open is not None:
-        asked_until = now + (answer.retry_after_seconds or 0.0)
-        after = after._replace(open=after.open._replace(asked_until=asked_until))
-        effects.append(Do.PUBLISH_OPEN)
-    return after, effects
+    def without_probe(self, key: str) -> "Breaker":
+        """Let another message be the probe, if this one is."""
+        if self.open is None or self.open.probe != key:
+            return self
+        return self._replace(open=self.open._replace(probe=None, rank=Rank.NOBODY))
 
+    def after_probe_left(self) -> "Breaker":
+        """Note that the probe is posted: a new API key has had its try."""
+        if self.open is None or not self.open.is_key_new:
+            return self
+        return self._replace(open=self.open._replace(is_key_new=False))
 
-def _open(before: Breaker, began: PauseBegan, since: float, now: float, chance: float) -> Step:
-    """Open the breaker; a second reason replaces the first, and the same one changes nothing."""
-    former = before.open
-    if former is None:
-        first = _back_off(0, now, chance)
-        opened = Open(began.reason, now, since, began.status, willing=first, others=first)
-        return before._replace(open=opened), [began, Do.WAKE]
-    if former.reason == began.reason:
-        return before, []
-    opened = former._replace(reason=began.reason, unaccepted_since=since, status=began.status)
-    return before._replace(open=opened), [PauseTurned(former.reason), began, Do.WAKE]
+    def after_leaving(self) -> "Breaker":
+        """Note that a message has left for a retry queue, to make room for other senders."""
+        return self._replace(retry_after=self.retry_after.after_leaving())
 
+    def with_new_key(self) -> "Breaker":
+        """Probe at once: the API key has changed."""
+        opened = None if self.open is None else self.open._replace(is_key_new=True)
+        return self._replace(ambiguous=0, open=opened)
 
-def _after_failed_probe(opened: Open, now: float, chance: float) -> Open:
-    """Let the next probe wait for twice as long."""
-    willing = opened.willing
-    if opened.rank is Rank.WILLING:
-        willing = _back_off(willing.failures + 1, now, chance)
-    others = _back_off(opened.others.failures + 1, now, chance)
-    return opened._replace(willing=willing, others=others, rank=Rank.TRIED)
+    def counted_anew(self, now: float) -> "Breaker":
+        """Forget failures: that nothing was accepted until now was not the service's fault."""
+        return self._replace(failures=0, counted_since=now)
 
-
-def _close(before: Breaker, opened: Open, now: float, *, is_found_here: bool) -> Step:
-    after = before._replace(
-        open=None,
-        closed_at=now,
-        counted_since=now,
-        failures=0,
-        ambiguous=0,
-        limited_recipient=None,
-    )
-    effects: list[Effect] = [PauseEnded(opened.reason, is_found_here=is_found_here), Do.WAKE]
-    if opened.reason == "outage":
-        effects.insert(0, Do.START_SLOWLY)
-    return after, effects
-
-
-def _outage_checked(before: Breaker, _event: OutageChecked, now: float, chance: float) -> Step:
-    if not before.is_outage(now):
-        return before, []
-    since = before.unaccepted_since
-    after, effects = _open(before, PauseBegan("outage"), since, now, chance)
-    if effects and after.open is not None:
-        after = after._replace(open=after.open._replace(asked_until=now))
-        effects.append(Do.PUBLISH_OPEN)
-    return after, effects
-
-
-def _wait_checked(before: Breaker, event: WaitChecked, now: float, _chance: float) -> Step:
-    opened = before.open
-    if opened is None or opened.reason != "rate_limited" or opened.probe is not None:
-        return before, []
-    is_over = before.retry_after.seconds_left(now) <= 0 and opened.asked_until <= now
-    if not is_over or event.is_probed_elsewhere:
-        return before, []
-    return _close(before, opened, now, is_found_here=True)
-
-
-def _probe_offered(before: Breaker, event: ProbeOffered, now: float, _chance: float) -> Step:
-    """Take a better probe, unless it would wait for too long: another may have a shorter wait."""
-    opened = before.open
-    if opened is None or event.is_probed_elsewhere:
-        return _give_up(before, event.key)
-    if opened.probe == event.key or event.rank >= opened.rank:
-        return before, []
-    after = before._replace(open=opened._replace(probe=event.key, rank=event.rank))
-    if after.seconds_to_probe(now) > MAX_HOLD_SECONDS:
-        return before, []
-    return after, [Do.WAKE]
-
-
-def _probe_held(before: Breaker, event: ProbeHeld, _now: float, _chance: float) -> Step:
-    opened = before.open
-    if opened is None or event.is_probed_elsewhere:
-        return _give_up(before, event.key)
-    if opened.probe is not None:
-        return before, []
-    return before._replace(open=opened._replace(probe=event.key, rank=Rank.TRIED)), [Do.WAKE]
-
-
-def _probe_left(before: Breaker, _event: ProbeLeft, _now: float, _chance: float) -> Step:
-    if before.open is None:
-        return before, []
-    return before._replace(open=before.open._replace(is_key_new=False)), []
-
-
-def _probe_given_up(before: Breaker, event: ProbeGivenUp, _now: float, _chance: float) -> Step:
-    return _give_up(before, event.key)
-
-
-def _give_up(before: Breaker, key: str) -> Step:
-    if before.open is None or before.open.probe != key:
-        return before, []
-    return before._replace(open=before.open._replace(probe=None, rank=Rank.NOBODY)), [Do.WAKE]
-
-
-def _made_room(before: Breaker, _event: MadeRoom, _now: float, _chance: float) -> Step:
-    return before._replace(retry_after=before.retry_after.after_leaving()), []
-
-
-def _key_renewed(before: Breaker, _event: KeyRenewed, _now: float, _chance: float) -> Step:
-    after = before._replace(ambiguous=0)
-    if after.open is None:
-        return after, []
-    return after._replace(open=after.open._replace(is_key_new=True)), [Do.WAKE]
-
-
-def _peer_opened(before: Breaker, event: PeerOpened, now: float, chance: float) -> Step:
-    """Open with the other worker, and probe in its rhythm."""
-    began = PauseBegan(event.reason, event.status)
-    after, effects = _open(before, began, event.unaccepted_since, now, chance)
-    if after.open is not None:
-        willing, altogether = event.failures
+    def opened_by_peer(
+        self,
+        reason: PauseReason,
+        unaccepted_since: float,
+        now: float,
+        chance: float,
+        *,
+        status: int | None = None,
+        failures: tuple[int, int] = (0, 0),
+    ) -> "Breaker":
+        """Open with another worker, and probe in its rhythm; `failures`: see `Open.failures`."""
+        after = self._opened(reason, unaccepted_since, now, chance, status=status)
+        if after.open is None:
+            return after
+        willing, altogether = failures
         opened = after.open._replace(
             willing=after.open.willing.after(willing, now, chance),
             others=after.open.others.after(altogether, now, chance),
         )
-        after = after._replace(open=opened)
-    return after, effects or [Do.WAKE]
+        return after._replace(open=opened)
 
-
-def _peer_closed(before: Breaker, _event: PeerClosed, now: float, _chance: float) -> Step:
-    if before.open is None:
-        return before, []
-    return _close(before, before.open, now, is_found_here=False)
-
-
-def _peer_asked_to_wait(
-    before: Breaker, event: PeerAskedToWait, now: float, _chance: float
-) -> Step:
-    return before._replace(retry_after=before.retry_after.after_peer(event.seconds, now=now)), []
-
-
-def _operator_paused(before: Breaker, _event: OperatorPaused, _now: float, _chance: float) -> Step:
-    if before.is_paused_by_operator:
-        return before, []
-    return before._replace(is_paused_by_operator=True), [PauseBegan("operator"), Do.WAKE]
-
-
-def _operator_resumed(before: Breaker, _event: OperatorResumed, now: float, _chance: float) -> Step:
-    """Go on; that nothing was accepted meanwhile was not the service's fault."""
-    if not before.is_paused_by_operator:
-        return before, []
-    after = before._replace(is_paused_by_operator=False, failures=0, counted_since=now)
-    return after, [PauseEnded("operator"), Do.WAKE]
-
-
-def _broker_blocked(before: Breaker, event: BrokerBlocked, _now: float, _chance: float) -> Step:
-    if before.is_broker_blocked:
-        return before, [PauseRefused(event.unstored)]
-    began = PauseBegan("broker_blocked", unstored=event.unstored)
-    return before._replace(is_broker_blocked=True), [began, Do.WAKE]
-
-
-def _broker_unblocked(
-    before: Breaker, _event: BrokerUnblocked, _now: float, _chance: float
-) -> Step:
-    if not before.is_broker_blocked:
-        return before, []
-    return before._replace(is_broker_blocked=False), [PauseEnded("broker_blocked"), Do.WAKE]
-
-
-_TRANSITIONS: Final[dict[type[Any], Callable[[Breaker, Any, float, float], Step]]] = {
-    Answered: _answered,
-    OutageChecked: _outage_checked,
-    WaitChecked: _wait_checked,
-    ProbeOffered: _probe_offered,
-    ProbeHeld: _probe_held,
-    ProbeLeft: _probe_left,
-    ProbeGivenUp: _probe_given_up,
-    MadeRoom: _made_room,
-    KeyRenewed: _key_renewed,
-    PeerOpened: _peer_opened,
-    PeerClosed: _peer_closed,
-    PeerAskedToWait: _peer_asked_to_wait,
-    OperatorPaused: _operator_paused,
-    OperatorResumed: _operator_resumed,
-    BrokerBlocked: _broker_blocked,
-    BrokerUnblocked: _broker_unblocked,
-}
+    def after_peers_wait(self, seconds: float, now: float) -> "Breaker":
+        """Wait: the service has asked another worker to."""
+        return self._replace(retry_after=self.retry_after.after_peer(seconds, now=now))

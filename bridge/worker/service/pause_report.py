@@ -4,13 +4,20 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from bridge.errors import PublishFault
 from bridge.telemetry.log_format import utc_text
 from bridge.telemetry.logs import Log
 from bridge.worker.fates import PauseReason
 from bridge.worker.metrics import WorkerMetrics
-from bridge.worker.service.breaker_events import PauseBegan, Unstored
 
 log = Log(__name__)
+
+
+class Unstored(NamedTuple):
+    """The queue for which the broker does not store a copy, and how it refuses."""
+
+    queue: str
+    fault: PublishFault
 
 
 class _Begun(NamedTuple):
@@ -28,9 +35,15 @@ class PauseReport:
         self._clock = clock
         self._on: dict[PauseReason, _Begun] = {}
 
-    def begin(self, began: PauseBegan) -> None:
-        """Note the beginning of a pause."""
-        reason, status, code, unstored = began
+    def begin(
+        self,
+        reason: PauseReason,
+        *,
+        status: int | None = None,
+        code: str | None = None,
+        unstored: Unstored | None = None,
+    ) -> None:
+        """Note the beginning of a pause: the API's answer, or the broker's refusal."""
         since = self._clock()
         self._on[reason] = _Begun(since, status, code, unstored)
         self._metrics.paused.labels(reason).set(1)
@@ -39,9 +52,10 @@ class PauseReport:
         queue, fault = unstored or (None, None)
         log.warning("paused", reason=reason, status=status, code=code, queue=queue, fault=fault)
 
-    def note_unstored(self, reason: PauseReason, unstored: Unstored) -> None:
-        """Note the copy that the broker refused last, in a pause that is on."""
-        self._on[reason] = self._on[reason]._replace(unstored=unstored)
+    def note_unstored(self, unstored: Unstored) -> None:
+        """Note the copy that the broker refused last, in the pause for that."""
+        begun = self._on["broker_blocked"]
+        self._on["broker_blocked"] = begun._replace(unstored=unstored)
 
     @property
     def unstored(self) -> Unstored | None:

@@ -17,7 +17,6 @@ from bridge.worker.fates import Answer, PauseReason, judge_failure, judge_status
 from bridge.worker.outcomes import Dead, Outcome, Policy, Retried, Sent
 from bridge.worker.request import SendRequest
 from bridge.worker.service.breaker import BEHIND_SECONDS, PATIENCE_SECONDS, CircuitBreaker
-from bridge.worker.service.breaker_events import PeerClosed, PeerOpened
 from bridge.worker.service.breaker_states import OUTAGE_REQUESTS
 from tests.breakers import make_breaker, open_breaker
 from tests.clock import LeapingWorld
@@ -458,7 +457,7 @@ def test_resumed(world: World, ears: Ears) -> None:
 
 def close(breaker: CircuitBreaker) -> None:
     """Close a breaker, as if another worker had found the service well again."""
-    breaker.receive(PeerClosed())
+    breaker.peer_closed()
 
 
 def block(breaker: CircuitBreaker) -> None:
@@ -1304,7 +1303,7 @@ def test_probe_that_is_refused_so_ends_no_pause(world: World) -> None:
     """Neither here, nor where another worker has begun the pause with the same status."""
     here, elsewhere = world.breaker(), world.breaker()
     note(here, UNKNOWN, 10)
-    elsewhere.receive(PeerOpened("misconfigured", world.loop.time(), status=400))
+    elsewhere.peer_opened("misconfigured", world.loop.time(), status=400)
     for breaker in (here, elsewhere):
         world.run(admit(breaker, "probe"))
         assert reason(rule(breaker, UNKNOWN, "probe")) == "held"

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from bridge.worker.service.breaker_events import PauseBegan
 from bridge.worker.service.pause_report import PauseReport
 from tests.clock import Clock, LeapingWorld
 from tests.ears import Ears
@@ -25,9 +24,9 @@ def test_each_is_told_with_its_begin(world: LeapingWorld, ears: Ears) -> None:
     """Two pauses are told side by side, each since when, and with what the API answered."""
     clock = Clock(BEGIN)
     report = PauseReport(world.metrics, clock=clock)
-    report.begin(PauseBegan("misconfigured", status=404, code="20003"))
+    report.begin("misconfigured", status=404, code="20003")
     clock.now += 90
-    report.begin(PauseBegan("operator"))
+    report.begin("operator")
 
     stored = {"queue": None, "fault": None}
     assert report.facts() == [
@@ -50,8 +49,8 @@ def test_each_is_told_with_its_begin(world: LeapingWorld, ears: Ears) -> None:
 def test_what_is_over_is_not_told(world: LeapingWorld, ears: Ears) -> None:
     """The end of one changes nothing about the other."""
     report = PauseReport(world.metrics, clock=Clock(BEGIN))
-    report.begin(PauseBegan("outage"))
-    report.begin(PauseBegan("operator"))
+    report.begin("outage")
+    report.begin("operator")
     report.end("operator")
 
     assert [pause["reason"] for pause in report.facts()] == ["outage"]
@@ -65,10 +64,10 @@ def test_another_reason_takes_the_place_of_one(world: LeapingWorld, ears: Ears) 
     """A pause whose reason changes is told once, since the new reason; it is no end."""
     clock = Clock(BEGIN - 60)
     report = PauseReport(world.metrics, clock=clock)
-    report.begin(PauseBegan("outage"))
+    report.begin("outage")
     clock.now = BEGIN
     report.turn("outage")
-    report.begin(PauseBegan("credentials_rejected", status=401))
+    report.begin("credentials_rejected", status=401)
 
     assert [(pause["reason"], pause["since"]) for pause in report.facts()] == [
         ("credentials_rejected", BEGIN_TEXT)
