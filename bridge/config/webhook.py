@@ -62,19 +62,20 @@ class ReceiptSettings(Section):
 
     @model_validator(mode="after")
     def _can_be_read(self) -> "ReceiptSettings":
-        for fault in self._faults():
-            raise ValueError(fault)
-        return self
-
-    def _faults(self) -> Iterator[str]:
         named = (*self.delivered, *self.failed, *self.pending)
         if self.status_pointers and not (self.delivered or self.failed):
-            yield "delivered: is empty, and so is failed; list the service's words for them"
+            raise ValueError(
+                "delivered: is empty, and so is failed; list the service's words for them"
+            )
         if named and not self.status_pointers:
-            yield "status_pointers: is empty; say where the service's word for the delivery stands"
-        twice = sorted(word for word in set(named) if named.count(word) > 1)
-        if twice:
-            yield "delivered, failed, pending: a word is there twice; leave it where it belongs"
+            raise ValueError(
+                "status_pointers: is empty; say where the service's word for the delivery stands"
+            )
+        if len(set(named)) < len(named):
+            raise ValueError(
+                "delivered, failed, pending: a word is there twice; leave it where it belongs"
+            )
+        return self
 
 
 # How services sign their webhooks.

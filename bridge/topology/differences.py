@@ -97,7 +97,8 @@ def compare_queue(needed: Queue, facts: QueueFacts) -> Iterator[Difference]:
             text = f"{key} is {_value(found, key)} and has to be {_value(wanted, key)}"
             yield Difference(needed, "different", text, RECREATE)
         else:
-            cost = _cost(key, facts)
+            rule = _COSTS.get(key)
+            cost = _HARMLESS if rule is None else rule(facts)
             if cost == _REFUSED and needed.use == "consumed":
                 cost = queue_facts.RETRIES_REFUSED
             text = f"{_is_not(key, found, wanted)}: {cost}"
@@ -134,11 +135,6 @@ def _value(values: Mapping[str, Any], key: str) -> Any:  # noqa: ANN401  numbers
     return values.get(key, "not set")
 
 
-def _cost(key: str, facts: QueueFacts) -> str:
-    rule = _COSTS.get(key)
-    return _HARMLESS if rule is None else rule(facts)
-
-
 def _cost_of_type(facts: QueueFacts) -> str:
     if facts.type == "stream":
         return "nothing is taken off a stream, and what came while nobody consumed is not delivered"
@@ -148,37 +144,25 @@ def _cost_of_type(facts: QueueFacts) -> str:
     )
 
 
-def _cost_of_ttl(facts: QueueFacts) -> str:
-    return _cost_of_dropping(facts, queue_facts.dropped_by_age(facts))
-
-
 def _cost_of_length(facts: QueueFacts) -> str:
     return _cost_of_dropping(facts, queue_facts.dropped_by_length(facts))
 
 
 def _cost_of_dropping(facts: QueueFacts, text: str | None) -> str:
-    if text is None:
-        return _REFUSED
-    return queue_facts.dropped_to(facts, text)
+    return _REFUSED if text is None else queue_facts.dropped_to(facts, text)
 
 
 def _cost_of_delivery_limit(facts: QueueFacts) -> str:
     limit = facts.value("delivery-limit")
     if limit < 0:
         return "before RabbitMQ 4 this drops what comes back once"
-    return queue_facts.dropped_to(
-        facts, queue_facts.dropped_by_delivery_limit(limit, "delivery-limit")
-    )
+    text = queue_facts.dropped_by_delivery_limit(limit, "delivery-limit")
+    return queue_facts.dropped_to(facts, text)
 
 
 def _cost_of_overflow(facts: QueueFacts) -> str:
     has_limit = any(facts.value(key) is not None for key in ("max-length", "max-length-bytes"))
     return _cost_of_length(facts) if has_limit else _HARMLESS
-
-
-def _cost_of_dead_letters(facts: QueueFacts) -> str:
-    where = queue_facts.dead_letters_of(facts)
-    return f"what RabbitMQ itself drops goes to {where}, past the bridge"
 
 
 _COSTS: Final[Mapping[str, Callable[[QueueFacts], str]]] = {
@@ -187,12 +171,14 @@ _COSTS: Final[Mapping[str, Callable[[QueueFacts], str]]] = {
     "exclusive": lambda _: "it is gone with the connection that declared it",
     "x-queue-type": _cost_of_type,
     "x-expires": queue_facts.deleted_when_unused,
-    "x-message-ttl": _cost_of_ttl,
+    "x-message-ttl": lambda facts: _cost_of_dropping(facts, queue_facts.dropped_by_age(facts)),
     "x-max-length": _cost_of_length,
     "x-max-length-bytes": _cost_of_length,
     "x-overflow": _cost_of_overflow,
     "x-delivery-limit": _cost_of_delivery_limit,
-    "x-dead-letter-exchange": _cost_of_dead_letters,
+    "x-dead-letter-exchange": lambda facts: (
+        f"what RabbitMQ itself drops goes to {queue_facts.dead_letters_of(facts)}, past the bridge"
+    ),
     "x-max-priority": lambda _: (
         "what has a higher priority overtakes, and may keep the rest waiting"
     ),

@@ -10,7 +10,8 @@ from bridge.config import load_settings
 from bridge.config.settings import known_keys
 from bridge.errors import ConfigError
 from tests.unit.config.conftest import CANARY, Faults, Load, env_name, nested, value_at
-from tests.unit.config.defaults import DEFAULTS
+
+DEFAULTS = load_settings(None, {}).masked()
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,7 @@ def test_map_of_the_environment(load: Load, key: str, text: str, value: dict[str
     assert {name: effective[name] for name in value} == value
 
 
-@pytest.mark.parametrize("key", [key for key, default in DEFAULTS.items() if default is None])
+@pytest.mark.parametrize("key", [key for key in known_keys() if value_at(DEFAULTS, key) is None])
 def test_null_of_the_environment(load: Load, key: str) -> None:
     """`null` in the environment takes back what the file says."""
     values: dict[str, object] = {

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from bridge.amqp.client import ChannelPreconditionFailed, Connection
+from bridge.amqp.client import Connection
 from bridge.config import TopologyMode, WorkerSettings
 from bridge.telemetry.metrics import BridgeMetrics, new_registry
 from bridge.topology import upkeep
@@ -66,46 +66,6 @@ def make_upkeep(mode: TopologyMode = "declare") -> tuple[Upkeep, BridgeMetrics]:
     labels: dict[str, Any] = {"component": "worker", "version": "0", "revision": "0"}
     metrics = BridgeMetrics(new_registry(), **labels, exchanges=(), entities=entities)
     return Upkeep(NEEDED, mode, metrics=metrics), metrics
-
-
-class Channel:
-    """Takes declares, and ends with the one that is refused."""
-
-    def __init__(self, refused: str) -> None:
-        self._refused = refused
-        self.declared: list[str] = []
-
-    async def queue_declare(self, name: str, **_: object) -> None:
-        """Declare a queue."""
-        self.declared.append(name)
-        if name == self._refused:
-            raise ChannelPreconditionFailed(406, "it is another one")
-
-
-def test_all_is_declared_on_one_channel_until_it_is_refused(
-    loop: LeapingLoop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Declares share a channel; a refusal ends it, and what follows is declared on another one."""
-    opened: list[Channel] = []
-    closed: list[Channel] = []
-
-    async def open_channel(_: Connection) -> Channel:
-        opened.append(Channel(refused=RETRY.name))
-        return opened[-1]
-
-    async def close_channel(channel: Channel) -> None:
-        closed.append(channel)
-
-    async def compare_one(*_: object) -> list[Difference]:
-        return [RETRY_DIFFERS]
-
-    for fake in (open_channel, close_channel, compare_one):
-        monkeypatch.setattr(upkeep, fake.__name__, fake)
-    found = loop.run_until_complete(upkeep.provide(CONNECTION, NEEDED, "declare"))
-
-    assert found == [RETRY_DIFFERS]
-    assert [one.declared for one in opened] == [[MAIN.name, RETRY.name], [DEAD.name]]
-    assert closed == opened[1:]
 
 
 def test_what_is_of_no_use_is_told_once_a_minute(
