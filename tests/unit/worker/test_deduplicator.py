@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import random
 import time
 import tracemalloc
 import uuid
@@ -160,57 +161,200 @@ async def done(
     deduplicator.settle(one, sent=sent, acked=acked)
 
 
-# --- Which message it is -------------------------------------------------------------------------
+# --- Histories of one message --------------------------------------------------------------------
+
+UNSURE = unsure_ack_seconds(10)
+LONG = 10 * SENT_SECONDS
+COPY = identity("m-1", copies=1)
+
+# Each is of messages with and without an id, or of those that it names. `new` and `again` are
+# worked on, the first time and when they are redelivered; `repeat` and `known` are not.
+HISTORIES: dict[str, tuple[str, tuple[MessageIdentity, ...]]] = {
+    "unknown": ("new", (NAMED, NAMELESS)),
+    "unknown redelivery": ("again", (NAMED, NAMELESS)),
+    "released": ("new released again", (NAMED, NAMELESS)),
+    "in flight": ("new new", (NAMELESS,)),
+    # Sent
+    "sent id": ("new sent repeat repeat known known", (NAMED,)),
+    "sent id, ack not written": ("new unacked known repeat known", (NAMED,)),
+    "sent id is known": (f"new sent {SENT_SECONDS - 1} known", (NAMED,)),
+    "sent id is forgotten": (f"new sent {SENT_SECONDS} again", (NAMED,)),
+    "same words": ("new sent new sent again", (NAMELESS,)),
+    "ack not written": ("new unacked known again", (NAMELESS,)),
+    "connection lost": ("new sent lost known again", (NAMELESS,)),
+    "same words after a lost ack": ("new unacked new sent known again", (NAMELESS,)),
+    "two lost acks": ("new unacked new unacked known known again", (NAMELESS,)),
+    "ack of a repeat lost": ("new unacked known lost known", (NAMELESS,)),
+    # How long the ack is in doubt
+    "ack shortly before the loss": (f"new sent {UNSURE - 1} lost known", (NAMELESS,)),
+    "ack long before the loss": (f"new sent {UNSURE} lost again", (NAMELESS,)),
+    "within the doubt": (f"new unacked {DOUBT_SECONDS - 1} known", (NAMELESS,)),
+    "after the doubt": (f"new unacked {DOUBT_SECONDS} again", (NAMELESS,)),
+    "doubt counts from the loss": (
+        f"new sent {UNSURE - 1} lost {DOUBT_SECONDS - 1} known",
+        (NAMELESS,),
+    ),
+    "each doubt has its time": (
+        f"new unacked known {DOUBT_SECONDS / 2} new unacked {DOUBT_SECONDS / 2 + 0.1} known",
+        (NAMELESS,),
+    ),
+    # Replaced by a copy
+    "replaced, ack not written": ("new replaced-unacked known", (NAMED, NAMELESS)),
+    "replaced, connection lost": ("new replaced lost known", (NAMED, NAMELESS)),
+    "replaced id is published again": ("new replaced new", (NAMED,)),
+    "copy there twice": ("new replaced repeat known", (COPY,)),
+    "copy released": ("new released new", (COPY,)),
+    "copies without an id": ("new replaced new", (identity(None, copies=1),)),
+    # A broker that is away: time stands still
+    "away": (f"new away unacked {LONG} back known", (NAMED, NAMELESS)),
+    "away twice": (f"new away unacked {LONG} back away {LONG} back known", (NAMELESS,)),
+    "forgotten after it is back": (
+        f"new away unacked {LONG} back {DOUBT_SECONDS} again",
+        (NAMELESS,),
+    ),
+}
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("history", "one"),
     [
-        (identity("a"), identity("b")),
-        (identity("a"), identity("a", body=b"other")),
-        (identity("a"), identity(None)),
-        (identity(None), identity(None, body=b"other")),
-        (identity(None, published_at=1.0), identity(None, published_at=2.0)),
-        (identity(None, published_at=1.0), identity(None)),
-        (identity("a"), identity("a", copies=1)),
+        pytest.param(history, one, id=f"{name}, {'with' if one.has_id else 'without'} id")
+        for name, (history, entries) in HISTORIES.items()
+        for one in entries
     ],
-    ids=["ids", "bodies", "id or none", "bodies without id", "moments", "moment or none", "copies"],
 )
-def test_entries_that_differ(one: MessageIdentity, other: MessageIdentity) -> None:
-    """Deliveries of different messages, or of different copies, are different entries."""
-    assert one != other
+async def test_history(
+    deduplicator: Book, clock: Clock, history: str, one: MessageIdentity
+) -> None:
+    """A redelivery is a repeat if its first is settled, as far as this process can know."""
+    for step in history.split():
+        match step:
+            case "new" | "again" | "repeat" | "known":
+                is_redelivered = step in {"again", "known"}
+                taken = await deduplicator.take(one, redelivered=is_redelivered)
+                assert taken == (step in {"new", "again"}), step
+            case "sent" | "unacked":
+                deduplicator.settle(one, sent=True, acked=step == "sent")
+            case "replaced" | "replaced-unacked":
+                deduplicator.settle(one, sent=False, acked=step == "replaced")
+            case "released":
+                deduplicator.release(one, None)
+            case "lost" | "away":
+                deduplicator.connection_lost(and_back=step == "lost")
+            case "back":
+                deduplicator.consuming_again()
+            case seconds:
+                clock.now += float(seconds)
 
 
-@pytest.mark.parametrize(("one", "other"), [(identity("a"), identity("a", copies=1))])
-def test_copies_are_the_same_message(one: MessageIdentity, other: MessageIdentity) -> None:
-    """All copies of a message are one message."""
-    assert one.message == other.message
+async def test_copy_of_a_sent_id_is_a_repeat(deduplicator: Book) -> None:
+    """A retry copy of a message that was sent after all is not sent again."""
+    await done(deduplicator, NAMED)
+
+    assert not await deduplicator.take(COPY, redelivered=False)
 
 
-def test_entry_knows_what_it_is() -> None:
-    """Whether it has an id, and which copy it is, and without an id when it was published."""
-    named, nameless = identity("a", copies=2), identity(None)
+class Model:
+    """A broker and a worker with one message, or several equal ones without an id.
 
-    assert (named.has_id, named.copies) == (True, 2)
-    assert (nameless.has_id, nameless.copies) == (False, 0)
-    assert identity(None, published_at=1.0) != identity(None, published_at=2.0)
+    The broker delivers a message again if its connection is lost before it has read the ack.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.known = Deduplicator(heartbeat_seconds=10, clock=Clock())
+        self.one = self.chance.choice([NAMED, NAMELESS])
+        self.messages = 1 if self.one.has_id else self.chance.randint(1, 3)
+        self.sent = 0
+        self.queue = [False] * self.messages
+        self.held: list[InFlight] = []
+        self.waiting: list[asyncio.Task[Verdict]] = []
+        self.unread = 0
+        # What is worked on though its connection is lost.
+        self.lost: list[InFlight] = []
+
+    def note(self, verdict: Verdict) -> None:
+        """Go on with a delivery that has not to wait."""
+        if isinstance(verdict, New):
+            self.held.append(verdict.in_flight)
+        else:
+            self.known.note_repeat(self.one, acked=True)
+            self.unread += 1
+
+    def deliver(self) -> None:
+        """Deliver the next message."""
+        if self.queue:
+            redelivered = self.queue.pop(0)
+            identifying = identify(self.known, self.one, redelivered=redelivered)
+            self.waiting.append(asyncio.create_task(identifying))
+
+    def settle(self) -> None:
+        """Send a message and ack it."""
+        if self.held:
+            self.sent += 1
+            self.known.settle(self.held.pop(0), ACCEPTED, acked=True)
+            self.unread += 1
+
+    def settle_lost(self) -> None:
+        """End a message whose connection is lost: it is sent, or given back."""
+        if self.lost:
+            in_flight = self.lost.pop(0)
+            if self.chance.random() < 0.5:
+                self.known.release(in_flight, NOTHING_DECIDED)
+            else:
+                self.sent += 1
+                self.known.settle(in_flight, ACCEPTED, acked=False)
+
+    def read_acks(self) -> None:
+        """Have the broker read all acks."""
+        self.unread = 0
+
+    def lose(self) -> None:
+        """Lose the connection, and have another one."""
+        again = len(self.held) + len(self.waiting) + self.unread
+        self.known.connection_lost(most_unacked=again)
+        self.known.consuming_again()
+        for task in self.waiting:
+            task.cancel()
+        self.lost += self.held
+        self.held, self.waiting, self.unread = [], [], 0
+        self.queue += [True] * again
+
+    def cancel(self) -> None:
+        """Give up a wait; the broker delivers the message once more."""
+        if self.waiting:
+            self.waiting.pop().cancel()
+            self.queue.append(True)
+
+    async def play(self, steps: int) -> None:
+        """Do things at random, then finish all."""
+        usual = [self.deliver, self.deliver, self.settle, self.settle_lost, self.read_acks]
+        for _ in range(steps):
+            self.chance.choice([*usual, self.lose, self.cancel])()
+            await self._identify()
+        while self.queue or self.held or self.waiting or self.lost:
+            self.deliver()
+            self.settle()
+            self.settle_lost()
+            await self._identify()
+
+    async def _identify(self) -> None:
+        await others_run()
+        done = [task for task in self.waiting if task.done()]
+        self.waiting = [task for task in self.waiting if not task.done()]
+        for task in done:
+            self.note(task.result())
 
 
-def test_moment_does_not_matter_with_an_id() -> None:
-    """A publisher that repeats an id means the same message, whenever it says so."""
-    assert identity("a", published_at=1.0) == identity("a", published_at=2.0)
+async def test_random_histories() -> None:
+    """Whatever happens to acks and connections, each message is sent, and none twice."""
+    for seed in range(300):
+        model = Model(seed)
+        await model.play(25)
+        assert model.sent == model.messages, seed
 
 
 # --- The first time ------------------------------------------------------------------------------
-
-
-@each_kind
-@pytest.mark.parametrize("redelivered", [False, True], ids=["first", "redelivered"])
-async def test_unknown_delivery_is_taken(
-    deduplicator: Book, one: MessageIdentity, *, redelivered: bool
-) -> None:
-    """What this process has not seen is worked on, redelivered or not."""
-    assert await deduplicator.take(one, redelivered=redelivered)
 
 
 @each_kind
@@ -230,47 +374,7 @@ async def test_what_is_set_aside_is_remembered_until_it_comes_again(
     assert deduplicator.recall(one) is None
 
 
-@each_kind
-async def test_delivery_that_was_given_back_is_taken_again(
-    deduplicator: Book, one: MessageIdentity
-) -> None:
-    """What was given back undecided is worked on when it comes again."""
-    await deduplicator.take(one, redelivered=False)
-    deduplicator.release(one, None)
-
-    assert await deduplicator.take(one, redelivered=True)
-
-
 # --- Sent, with an id ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("acked", [True, False], ids=["acked", "ack lost"])
-@pytest.mark.parametrize("redelivered", [True, False], ids=["redelivered", "published again"])
-async def test_sent_id_is_a_repeat(deduplicator: Book, *, acked: bool, redelivered: bool) -> None:
-    """An id that was sent is not sent again, whether broker or publisher repeats it."""
-    await done(deduplicator, NAMED, acked=acked)
-
-    assert not await deduplicator.take(NAMED, redelivered=redelivered)
-
-
-async def test_sent_id_is_a_repeat_each_time(deduplicator: Book) -> None:
-    """However often it comes, an id that was sent is not sent again."""
-    await done(deduplicator, NAMED)
-
-    assert [await deduplicator.take(NAMED, redelivered=True) for _ in range(3)] == [False] * 3
-
-
-@pytest.mark.parametrize(
-    ("seconds", "taken"), [(SENT_SECONDS - 1, False), (SENT_SECONDS, True)], ids=["within", "after"]
-)
-async def test_memory_of_sent_ids_ends(
-    deduplicator: Book, clock: Clock, seconds: float, *, taken: bool
-) -> None:
-    """An id that was sent is remembered for a quarter of an hour."""
-    await done(deduplicator, NAMED)
-    clock.now += seconds
-
-    assert await deduplicator.take(NAMED, redelivered=True) == taken
 
 
 async def test_same_id_for_another_body_is_another_message(deduplicator: Book) -> None:
@@ -278,13 +382,6 @@ async def test_same_id_for_another_body_is_another_message(deduplicator: Book) -
     await done(deduplicator, NAMED)
 
     assert await deduplicator.take(identity("m-1", body=b"other"), redelivered=True)
-
-
-async def test_copy_of_a_sent_id_is_a_repeat(deduplicator: Book) -> None:
-    """A retry copy of a message that was sent after all is not sent again."""
-    await done(deduplicator, NAMED)
-
-    assert not await deduplicator.take(identity("m-1", copies=1), redelivered=False)
 
 
 @pytest.mark.parametrize(
@@ -373,35 +470,6 @@ async def test_ack_of_the_first_is_in_doubt_whoever_waits(deduplicator: Book) ->
 # --- Sent, without an id -------------------------------------------------------------------------
 
 
-async def test_same_words_again_are_another_message(deduplicator: Book) -> None:
-    """The same words to the same number twice are two messages."""
-    await done(deduplicator, NAMELESS)
-
-    assert await deduplicator.take(NAMELESS, redelivered=False)
-
-
-async def test_redelivery_after_a_good_ack_is_another_message(deduplicator: Book) -> None:
-    """While the connection stands an ack arrives, so a redelivery is of another message."""
-    await done(deduplicator, NAMELESS)
-
-    assert await deduplicator.take(NAMELESS, redelivered=True)
-
-
-async def test_redelivery_after_a_lost_ack_is_a_repeat(deduplicator: Book) -> None:
-    """When the ack could not be written the redelivery is the message that was sent."""
-    await done(deduplicator, NAMELESS, acked=False)
-
-    assert not await deduplicator.take(NAMELESS, redelivered=True)
-
-
-async def test_redelivery_after_a_lost_connection_is_a_repeat(deduplicator: Book) -> None:
-    """An ack that was written just before the connection ended may not have arrived."""
-    await done(deduplicator, NAMELESS)
-    deduplicator.connection_lost()
-
-    assert not await deduplicator.take(NAMELESS, redelivered=True)
-
-
 @pytest.mark.parametrize("acked", [True, False], ids=["acked", "ack lost"])
 async def test_what_went_back_goes_before_what_is_in_doubt(
     deduplicator: Book, *, acked: bool
@@ -453,101 +521,6 @@ async def test_acks_of_repeats_count_too(deduplicator: Book) -> None:
     assert await deduplicator.take(NAMELESS, redelivered=True)
 
 
-async def test_new_message_does_not_use_up_the_doubt(deduplicator: Book) -> None:
-    """The same words, published anew after a lost ack, are sent; the redelivery still is not."""
-    await done(deduplicator, NAMELESS, acked=False)
-    await done(deduplicator, NAMELESS)
-
-    assert not await deduplicator.take(NAMELESS, redelivered=True)
-
-
-async def test_doubt_excuses_one_redelivery(deduplicator: Book) -> None:
-    """Of two redeliveries after one lost ack the second is another message."""
-    await done(deduplicator, NAMELESS, acked=False)
-    await deduplicator.take(NAMELESS, redelivered=True)
-
-    assert await deduplicator.take(NAMELESS, redelivered=True)
-
-
-async def test_two_doubts_excuse_two_redeliveries(deduplicator: Book) -> None:
-    """Two equal messages whose acks were both lost are both not sent again."""
-    await done(deduplicator, NAMELESS, acked=False)
-    await done(deduplicator, NAMELESS, acked=False)
-
-    assert [await deduplicator.take(NAMELESS, redelivered=True) for _ in range(2)] == [
-        False,
-        False,
-    ]
-
-
-async def test_many_doubts_excuse_as_many_redeliveries(deduplicator: Book) -> None:
-    """Of equal messages each one that may come again is known."""
-    for _ in range(4):
-        await done(deduplicator, NAMELESS, acked=False)
-    taken = [await deduplicator.take(NAMELESS, redelivered=True) for _ in range(5)]
-
-    assert taken == [False, False, False, False, True]
-
-
-async def test_doubt_that_is_used_up_takes_no_other_along(deduplicator: Book, clock: Clock) -> None:
-    """A later ack in doubt has its own time."""
-    await done(deduplicator, NAMELESS, acked=False)
-    assert not await deduplicator.take(NAMELESS, redelivered=True)
-    clock.now += DOUBT_SECONDS / 2
-    await done(deduplicator, NAMELESS, acked=False)
-    clock.now += DOUBT_SECONDS / 2 + 0.1
-
-    assert not await deduplicator.take(NAMELESS, redelivered=True)
-
-
-async def test_ack_of_a_repeat_may_be_lost_too(deduplicator: Book) -> None:
-    """When the connection ends again before the repeat's own ack arrives, it is a repeat still."""
-    await done(deduplicator, NAMELESS, acked=False)
-    await deduplicator.take(NAMELESS, redelivered=True)
-    deduplicator.connection_lost()
-
-    assert not await deduplicator.take(NAMELESS, redelivered=True)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "taken"),
-    [(unsure_ack_seconds(10) - 1, False), (unsure_ack_seconds(10), True)],
-    ids=["shortly before", "long before"],
-)
-async def test_old_acks_have_arrived(
-    deduplicator: Book, clock: Clock, seconds: float, *, taken: bool
-) -> None:
-    """An ack that was written long before the connection ended has arrived."""
-    await done(deduplicator, NAMELESS)
-    clock.now += seconds
-    deduplicator.connection_lost()
-
-    assert await deduplicator.take(NAMELESS, redelivered=True) == taken
-
-
-@pytest.mark.parametrize(
-    ("seconds", "taken"),
-    [(DOUBT_SECONDS - 1, False), (DOUBT_SECONDS, True)],
-    ids=["within", "after"],
-)
-async def test_doubt_ends(deduplicator: Book, clock: Clock, seconds: float, *, taken: bool) -> None:
-    """A lost ack is remembered for some minutes."""
-    await done(deduplicator, NAMELESS, acked=False)
-    clock.now += seconds
-
-    assert await deduplicator.take(NAMELESS, redelivered=True) == taken
-
-
-async def test_doubt_counts_from_the_loss(deduplicator: Book, clock: Clock) -> None:
-    """What the end of a connection left in doubt is remembered from then on."""
-    await done(deduplicator, NAMELESS)
-    clock.now += unsure_ack_seconds(10) - 1
-    deduplicator.connection_lost()
-    clock.now += DOUBT_SECONDS - 1
-
-    assert not await deduplicator.take(NAMELESS, redelivered=True)
-
-
 # --- Replaced by a copy --------------------------------------------------------------------------
 
 
@@ -559,25 +532,6 @@ async def test_copy_is_taken(deduplicator: Book, one: MessageIdentity, *, acked:
     copied = one._replace(copies=one.copies + 1)
 
     assert await deduplicator.take(copied, redelivered=False)
-
-
-@each_kind
-async def test_replaced_delivery_is_a_repeat(deduplicator: Book, one: MessageIdentity) -> None:
-    """A delivery that was replaced, and whose ack was lost, is not replaced a second time."""
-    await done(deduplicator, one, sent=False, acked=False)
-
-    assert not await deduplicator.take(one, redelivered=True)
-
-
-@each_kind
-async def test_replaced_delivery_is_a_repeat_after_a_lost_connection(
-    deduplicator: Book, one: MessageIdentity
-) -> None:
-    """A delivery that was replaced shortly before the connection ended is not replaced again."""
-    await done(deduplicator, one, sent=False)
-    deduplicator.connection_lost()
-
-    assert not await deduplicator.take(one, redelivered=True)
 
 
 @pytest.mark.parametrize("redelivered", [False, True])
@@ -603,15 +557,6 @@ async def test_copy_that_is_there_twice_at_once_is_replaced_once(deduplicator: B
     assert not await second
 
 
-async def test_copy_that_went_back_is_taken_again(deduplicator: Book) -> None:
-    """A copy that was not replaced is no repeat."""
-    one = identity("m-1", copies=1)
-    assert await deduplicator.take(one, redelivered=False)
-    deduplicator.release(one, None)
-
-    assert await deduplicator.take(one, redelivered=False)
-
-
 async def test_copy_of_a_later_publish_is_taken(deduplicator: Book) -> None:
     """Whoever publishes an id again, because it was not sent, has all its tries once more."""
     await done(deduplicator, identity("m-1", copies=1, try_of="1795324586.386"), sent=False)
@@ -620,20 +565,6 @@ async def test_copy_of_a_later_publish_is_taken(deduplicator: Book) -> None:
     assert await deduplicator.take(
         identity("m-1", copies=1, try_of="1795324600.007"), redelivered=False
     )
-
-
-async def test_equal_copies_without_an_id_are_two(deduplicator: Book) -> None:
-    """Our copies have an id; what has none is not known by its words."""
-    await done(deduplicator, identity(None, copies=1), sent=False)
-
-    assert await deduplicator.take(identity(None, copies=1), redelivered=False)
-
-
-async def test_replaced_id_that_is_published_again_is_taken(deduplicator: Book) -> None:
-    """An id that was not sent yet may be published again, and is tried."""
-    await done(deduplicator, NAMED, sent=False)
-
-    assert await deduplicator.take(NAMED, redelivered=False)
 
 
 # --- In flight -----------------------------------------------------------------------------------
@@ -734,13 +665,6 @@ async def test_id_that_is_published_again_meanwhile(
     deduplicator.settle(NAMED, sent=sent, acked=True)
 
     assert await again == taken
-
-
-async def test_same_words_meanwhile_are_another_message(deduplicator: Book) -> None:
-    """Equal messages without an id are worked on at the same time."""
-    await deduplicator.take(NAMELESS, redelivered=False)
-
-    assert await asyncio.wait_for(deduplicator.take(NAMELESS, redelivered=False), 1)
 
 
 async def test_redelivery_from_elsewhere_is_another_message(deduplicator: Book) -> None:
@@ -880,16 +804,6 @@ async def test_decision_does_not_outlive_its_redelivery(deduplicator: Book, cloc
     clock.now += 86400
 
     assert deduplicator.recall(NAMELESS) is None
-
-
-async def test_decision_that_is_carried_out_is_settled(deduplicator: Book) -> None:
-    """Once a recalled decision is settled the message is a repeat like any other."""
-    await decided(deduplicator, NAMED)
-    await deduplicator.take(NAMED, redelivered=True)
-    deduplicator.recall(NAMED)
-    deduplicator.settle(NAMED, sent=True, acked=True)
-
-    assert not await deduplicator.take(NAMED, redelivered=True)
 
 
 async def test_what_is_known_of_a_repeat_is_recalled_for_a_repeat(clock: Clock) -> None:
@@ -1087,22 +1001,6 @@ async def test_consuming_again_ends_nothing_early(deduplicator: Book, clock: Clo
 
 # --- A broker that is away -----------------------------------------------------------------------
 
-LONG = 10 * SENT_SECONDS
-
-
-@each_kind
-async def test_long_absence_of_the_broker_forgets_nothing(
-    deduplicator: Book, clock: Clock, one: MessageIdentity
-) -> None:
-    """What was sent is known when it comes again, however long the broker was away."""
-    await deduplicator.take(one, redelivered=False)
-    deduplicator.connection_lost(and_back=False)
-    deduplicator.settle(one, sent=True, acked=False)
-    clock.now += LONG
-    deduplicator.consuming_again()
-
-    assert not await deduplicator.take(one, redelivered=True)
-
 
 async def test_long_absence_of_the_broker_forgets_no_decision(
     deduplicator: Book, clock: Clock
@@ -1116,32 +1014,6 @@ async def test_long_absence_of_the_broker_forgets_no_decision(
     await deduplicator.take(NAMED, redelivered=True)
 
     assert deduplicator.recall(NAMED) == DECISION
-
-
-async def test_absences_of_the_broker_count_together(deduplicator: Book, clock: Clock) -> None:
-    """What was sent before a second absence is known after it."""
-    await deduplicator.take(NAMELESS, redelivered=False)
-    deduplicator.connection_lost(and_back=False)
-    deduplicator.settle(NAMELESS, sent=True, acked=False)
-    for _ in range(2):
-        clock.now += LONG
-        deduplicator.consuming_again()
-        deduplicator.connection_lost(and_back=False)
-    deduplicator.consuming_again()
-
-    assert not await deduplicator.take(NAMELESS, redelivered=True)
-
-
-async def test_time_goes_on_when_the_broker_is_back(deduplicator: Book, clock: Clock) -> None:
-    """What does not come again is forgotten, counted from when the broker was back."""
-    await deduplicator.take(NAMELESS, redelivered=False)
-    deduplicator.connection_lost(and_back=False)
-    deduplicator.settle(NAMELESS, sent=True, acked=False)
-    clock.now += LONG
-    deduplicator.consuming_again()
-    clock.now += DOUBT_SECONDS
-
-    assert await deduplicator.take(NAMELESS, redelivered=True)
 
 
 async def test_two_losses_during_one_send(deduplicator: Book) -> None:

@@ -19,9 +19,11 @@ from bridge.worker.request import OpenSendRequest, SendRequest
 MEMBERS = {"to": "+491713920001", "from": "Acme", "text": "Hi"}
 
 
-def envelope(message_id: str | None) -> Envelope:
+def envelope(message_id: str | None, *, published_at: float | None = None) -> Envelope:
     """Make what a message says beside its body."""
-    return Envelope(key="k", message_id=message_id, published_at=None, first_delivered_at=0.0)
+    return Envelope(
+        key="k", message_id=message_id, published_at=published_at, first_delivered_at=0.0
+    )
 
 
 def by_text(message_id: str | None = None, **changed: str) -> MessageIdentity:
@@ -44,6 +46,24 @@ def test_an_id_with_its_body_names_a_message() -> None:
         )
     }
     assert (first.has_id, identity_of(envelope(None), b"1").has_id) == (True, False)
+
+
+def test_when_it_was_published_matters_without_an_id() -> None:
+    """A publisher that repeats an id means the same message, whenever it says so."""
+    moments = (None, 1.0, 2.0)
+    named = {identity_of(envelope("a", published_at=at), b"1") for at in moments}
+    unnamed = {identity_of(envelope(None, published_at=at), b"1") for at in moments}
+
+    assert (len(named), len(unnamed)) == (1, 3)
+
+
+def test_copies_are_the_same_message() -> None:
+    """All copies of a message are one message, and each has its own identity."""
+    first = identity_of(envelope("a"), b"1")
+    copy = identity_of(envelope("a")._replace(copies=1), b"1")
+
+    assert first != copy
+    assert first.message == copy.message
 
 
 def test_equal_texts_are_one_message_whatever_their_ids() -> None:
