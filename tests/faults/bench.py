@@ -10,8 +10,9 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any, Final, TypeVar, overload
 
 import aio_pika
@@ -25,6 +26,7 @@ from bridge.config import Role, Settings
 from bridge.sandbox.api import create_app
 from bridge.sandbox.broker import Broker
 from bridge.sandbox.orders import Fault
+from bridge.sandbox.processes import Child, guarded
 from bridge.sandbox.records import AcceptedMessage, ReceivedRequest
 from bridge.sandbox.server import serve
 from bridge.sandbox.service import PlayedService
@@ -32,6 +34,7 @@ from bridge.sandbox.store import SandboxStore
 from bridge.worker.worker import Worker
 from tests.ears import Ears, listening
 from tests.faults.amqp_proxy import CONFIRM_SELECT_OK, AmqpProxy, open_amqp_proxy
+from tests.forked import ForkedChild
 from tests.unnamed import NO_ID
 
 T = TypeVar("T")
@@ -384,6 +387,22 @@ class Bench:
             await eventually(lambda: live.logged("consuming"), what="a consumer")
             await live.until_linked()
             yield live
+
+    @contextmanager
+    def worker_process(
+        self, log: Path, *, is_forked: bool = True, **changed: Any
+    ) -> Iterator[Child]:
+        """Run a worker in a process of its own, which is killed at the end of the block."""
+        environ = make_environ(self.values(**changed))
+        with guarded() as guard:
+            if is_forked:
+                child: Child = ForkedChild(["worker"], guard=guard, log=log, environ=environ)
+            else:
+                child = Child([*PROGRAM, "worker"], guard=guard, log=log, environ=environ)
+            try:
+                yield child
+            finally:
+                child.kill()
 
     @asynccontextmanager
     async def webhook(self, **changed: Any) -> AsyncIterator[Live]:

@@ -4,9 +4,11 @@ import functools
 import hashlib
 from collections.abc import AsyncIterator, Iterator
 
+import httpx
 import pytest
 
 from bridge.sandbox.broker import Broker, private_broker
+from bridge.sandbox.processes import Guard, guarded
 from tests.ears import logging_kept
 from tests.faults.bench import Bench, Service, open_bench, open_service
 from tests.faults.http_proxy import HttpProxy, open_http_proxy
@@ -56,6 +58,20 @@ async def api(bench: Bench) -> AsyncIterator[HttpProxy]:
     """Put a proxy in front of the SMS service."""
     async with open_http_proxy(bench.service.url) as proxy:
         yield proxy
+
+
+@pytest.fixture(scope="module")
+def guard() -> Iterator[Guard]:
+    """Let no process outlive the tests."""
+    with guarded() as ours:
+        yield ours
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[httpx.AsyncClient]:
+    """Lend an HTTP client with patience."""
+    async with httpx.AsyncClient(trust_env=False, timeout=30) as ours:
+        yield ours
 
 
 @pytest.fixture(autouse=True)

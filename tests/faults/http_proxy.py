@@ -12,7 +12,6 @@ Point = Literal["head", "body", "status", "headers", "answer"]
 # Takes a request and its answer; returns what the client reads before its connection is closed.
 Spoil = Callable[[bytes, bytes], bytes]
 
-POINTS: Final[tuple[Point, ...]] = ("head", "body", "status", "headers", "answer")
 _END: Final = b"\r\n\r\n"
 _LENGTH: Final = re.compile(rb"\r\ncontent-length: *([0-9]+)", re.IGNORECASE)
 

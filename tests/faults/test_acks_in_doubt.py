@@ -6,20 +6,18 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bridge.sandbox.orders import Fault
-from bridge.sandbox.processes import Child, guarded
 from bridge.worker.deduplicator import COMES_AGAIN_SECONDS
 from tests.faults.amqp_proxy import ACK, CONFIRM_SELECT_OK, PUBLISH
 from tests.faults.bench import (
     CONSUME_LINK,
-    PROGRAM,
     PUBLISH_LINK,
     Bench,
     eventually,
-    make_environ,
     make_numbers,
     make_settings,
     running,
@@ -27,32 +25,29 @@ from tests.faults.bench import (
 from tests.faults.endings import Scenario
 from tests.faults.traffic import WITH_AND_WITHOUT_IDS
 
+# As `Scenario` looks for what is left.
+LADDER: dict[str, Any] = {"worker__retry_delays": ["1m", "2m"]}
+
 
 async def test_drain_without_a_connection_waits_for_what_comes_again(
     bench: Bench, tmp_path: Path
 ) -> None:
     """SIGTERM after a loss that took acks along: the worker comes back to ack the redeliveries."""
     await bench.declare_main()
-    with guarded() as guard:
-        environ = make_environ(bench.values(worker__retry_delays=["1m", "2m"]))
-        log = tmp_path / "worker.log"
-        child = Child([*PROGRAM, "worker"], guard=guard, log=log, environ=environ)
-        try:
-            scenario = Scenario(bench, child)
-            await scenario.until_logged("consuming")
-            lost = bench.proxy.trap("client", ACK, "drop", again=True, link=CONSUME_LINK)
-            numbers = await bench.publish(5)
-            await eventually(lambda: lost.seen >= 5, what="5 acks")
-            bench.proxy.refuse()
-            bench.proxy.traps.clear()
-            child.ask_to_end()
-            # Longer than a broker that is there would take to deliver again.
-            asyncio.get_running_loop().call_later(
-                COMES_AGAIN_SECONDS + 1, lambda: asyncio.ensure_future(bench.proxy.accept())
-            )
-            ending = await scenario.end(numbers)
-        finally:
-            child.kill()
+    with bench.worker_process(tmp_path / "worker.log", **LADDER) as child:
+        scenario = Scenario(bench, child)
+        await scenario.until_logged("consuming")
+        lost = bench.proxy.trap("client", ACK, "drop", again=True, link=CONSUME_LINK)
+        numbers = await bench.publish(5)
+        await eventually(lambda: lost.seen >= 5, what="5 acks")
+        bench.proxy.refuse()
+        bench.proxy.traps.clear()
+        child.ask_to_end()
+        # Longer than a broker that is there would take to deliver again.
+        asyncio.get_running_loop().call_later(
+            COMES_AGAIN_SECONDS + 1, lambda: asyncio.ensure_future(bench.proxy.accept())
+        )
+        ending = await scenario.end(numbers)
 
     assert (ending.code, ending.left) == (0, set()), ending.log
     assert set(ending.posts.values()) == {1}
@@ -71,23 +66,18 @@ async def owing_worker(
     faults = [Fault(to=number, latency_seconds=1.5, count=1) for number in numbers]
     bench.service.faults.extend(faults)
     elsewhere = bench.values(rabbitmq__url=[bench.broker.url])
-    with guarded() as guard:
-        environ = make_environ(bench.values(worker__retry_delays=["1m", "2m"]))
-        child = Child([*PROGRAM, "worker"], guard=guard, log=folder / "a.log", environ=environ)
-        try:
-            scenario = Scenario(bench, child)
-            await scenario.until_logged("consuming")
-            await bench.publish(numbers)
-            await eventually(lambda: len(bench.service.posts(numbers)) >= 5, what="POSTs")
-            bench.proxy.refuse()
-            if others:
-                async with running(make_settings(elsewhere), "worker"):
-                    await bench.until_taken(numbers)
-                    await eventually(lambda: len(bench.service.taken(numbers)) == 10, what="all")
-            await eventually(lambda: scenario.count_logged('"sent"') >= 5, what="5 sent")
-            yield scenario
-        finally:
-            child.kill()
+    with bench.worker_process(folder / "a.log", **LADDER) as child:
+        scenario = Scenario(bench, child)
+        await scenario.until_logged("consuming")
+        await bench.publish(numbers)
+        await eventually(lambda: len(bench.service.posts(numbers)) >= 5, what="POSTs")
+        bench.proxy.refuse()
+        if others:
+            async with running(make_settings(elsewhere), "worker"):
+                await bench.until_taken(numbers)
+                await eventually(lambda: len(bench.service.taken(numbers)) == 10, what="all")
+        await eventually(lambda: scenario.count_logged('"sent"') >= 5, what="5 sent")
+        yield scenario
 
 
 @WITH_AND_WITHOUT_IDS

@@ -110,12 +110,12 @@ async def _begin_outage(kind: str, bench: Bench, api: HttpProxy) -> None:
 
 
 @pytest.mark.parametrize(
-    "policy",
-    [{"worker__on_uncertain": "park"}, {"worker__max_uncertain_attempts": 1}],
+    ("policy", "fault"),
+    [
+        ({"worker__on_uncertain": "park"}, {"mode": "accept_then_cut"}),
+        ({"worker__max_uncertain_attempts": 1}, {"status": 500}),
+    ],
     ids=["park", "one_attempt"],
-)
-@pytest.mark.parametrize(
-    "fault", [{"status": 500}, {"mode": "accept_then_cut"}], ids=["failed", "accepted"]
 )
 async def test_last_uncertain_attempt_in_an_outage(
     bench: Bench, policy: dict[str, Any], fault: dict[str, Any]

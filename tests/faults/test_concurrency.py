@@ -1,7 +1,6 @@
 """How many requests are in progress when much else happens."""
 
 import functools
-import json
 
 from tests.faults.bench import Bench, eventually, make_numbers
 from tests.faults.traffic import has_taken
@@ -45,23 +44,6 @@ async def test_the_limit_follows_the_service(bench: Bench) -> None:
         assert len(refused) == 1
         assert bench.extra_posts(numbers).keys() == refused
         assert bench.sent_twice(numbers) == {}
-
-
-async def test_order_is_kept_while_the_limit_moves(bench: Bench) -> None:
-    await bench.declare_main()
-    numbers = make_numbers(20)
-    for count in range(5):
-        for number in numbers:
-            body = {"to": number, "from": "Acme", "text": str(count)}
-            await bench.amqp.publish(bench.queue, json.dumps(body).encode())
-    bench.service.misbehave({"status": 429, "count": 3}, {"latency_seconds": 0.02})
-    async with bench.worker(worker__concurrency="auto", worker__ordering="recipient") as live:
-        await eventually(lambda: len(bench.service.taken(numbers)) == 100, what="all are sent")
-        await bench.until_settled(live)
-
-    for number in numbers:
-        texts = [message.text for message in bench.service.taken([number])]
-        assert texts == ["0", "1", "2", "3", "4"]
 
 
 async def test_a_drain_with_a_limit_that_moves(bench: Bench) -> None:

@@ -8,10 +8,9 @@ from dataclasses import replace
 import pytest
 
 from bridge.sandbox.broker import Broker
-from bridge.sandbox.processes import Child, guarded
 from tests.alarms import memory_alarm
 from tests.faults.amqp_proxy import open_amqp_proxy
-from tests.faults.bench import PROGRAM, Bench, Service, eventually, make_environ, open_amqp
+from tests.faults.bench import Bench, Service, eventually, open_amqp
 from tests.faults.endings import SHUTDOWN_SECONDS, Ending, Scenario
 from tests.faults.traffic import NOT_SENT
 
@@ -118,30 +117,25 @@ async def endings(
 ) -> dict[str, Ending]:
     service.forget()
     folder = tmp_path_factory.mktemp("drains")
-    with guarded() as guard:
 
-        async def play(name: str, end: Callable[[Scenario], Awaitable[Ending]]) -> Ending:
-            async with open_amqp_proxy(broker.url) as proxy, open_amqp(broker.url) as amqp:
-                bench = Bench(broker, proxy, service, amqp)
-                values = bench.values(
-                    rabbitmq__publish_timeout_seconds=1,
-                    worker__shutdown_timeout_seconds=SHUTDOWN_SECONDS,
-                    worker__retry_delays=["1m", "2m"],
-                )
-                log, environ = folder / f"{name}.log", make_environ(values)
-                child = Child([*PROGRAM, "worker"], guard=guard, log=log, environ=environ)
-                try:
-                    scenario = Scenario(bench, child)
-                    await scenario.until_logged("consuming")
-                    return await end(scenario)
-                finally:
-                    child.kill()
+    async def play(name: str, end: Callable[[Scenario], Awaitable[Ending]]) -> Ending:
+        async with open_amqp_proxy(broker.url) as proxy, open_amqp(broker.url) as amqp:
+            bench = Bench(broker, proxy, service, amqp)
+            with bench.worker_process(
+                folder / f"{name}.log",
+                rabbitmq__publish_timeout_seconds=1,
+                worker__shutdown_timeout_seconds=SHUTDOWN_SECONDS,
+                worker__retry_delays=["1m", "2m"],
+            ) as child:
+                scenario = Scenario(bench, child)
+                await scenario.until_logged("consuming")
+                return await end(scenario)
 
-        found = await asyncio.gather(*(play(name, end) for name, end in TOGETHER.items()))
-        endings = dict(zip(TOGETHER, found, strict=True))
-        for name, end in ALONE.items():
-            endings[name] = await play(name, end)
-        return endings
+    found = await asyncio.gather(*(play(name, end) for name, end in TOGETHER.items()))
+    endings = dict(zip(TOGETHER, found, strict=True))
+    for name, end in ALONE.items():
+        endings[name] = await play(name, end)
+    return endings
 
 
 @pytest.mark.parametrize("state", [*TOGETHER, *ALONE])

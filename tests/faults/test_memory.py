@@ -9,8 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from bridge.sandbox.processes import Child, guarded
-from tests.faults.bench import PROGRAM, Bench, eventually, make_environ, make_numbers
+from tests.faults.bench import Bench, eventually, make_numbers
 
 MIB = 1024 * 1024
 VALUES = Path(__file__).parents[2] / "helm" / "sms-bridge" / "values.yaml"
@@ -38,22 +37,20 @@ async def test_large_bodies_stay_below_the_limit_of_the_chart(bench: Bench, tmp_
     numbers = make_numbers(3)
     await bench.publish(numbers)
     # Past the proxy, which reads ahead of the worker.
-    values = bench.values(worker__concurrency=50, rabbitmq__url=[bench.broker.url])
-    environ = make_environ(values)
-    with guarded() as guard:
-        log = tmp_path / "worker.log"
-        worker = Child([*PROGRAM, "worker"], guard=guard, log=log, environ=environ)
+    past_proxy = [bench.broker.url]
+    log = tmp_path / "worker.log"
+    with bench.worker_process(
+        log, is_forked=False, worker__concurrency=50, rabbitmq__url=past_proxy
+    ) as worker:
 
         async def all_are_dead() -> bool:
             assert worker.exit_code is None, worker.tail()
             return await bench.amqp.count(bench.dead_queue) == BODIES
 
-        try:
-            await eventually(all_are_dead, what="dead letters", seconds=60)
-            await bench.until_taken(numbers)
-            peak = peak_memory_bytes(worker.pid)
-        finally:
-            worker.end(grace_seconds=20)
+        await eventually(all_are_dead, what="dead letters", seconds=60)
+        await bench.until_taken(numbers)
+        peak = peak_memory_bytes(worker.pid)
+        worker.end(grace_seconds=20)
 
     letters = await bench.dead_letters()
     expected = {hashlib.sha256(b"%02d" % n * (BODY_BYTES // 2)).digest() for n in range(BODIES)}

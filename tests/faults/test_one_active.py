@@ -6,7 +6,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,13 @@ import pytest
 from aio_pika.abc import AbstractIncomingMessage
 
 from bench.usage import read_run_delay
-from bridge.sandbox.processes import guarded
+from bridge.sandbox.processes import Child
 from tests.faults.bench import (
     CONSUME_LINK,
     PUBLISH_LINK,
     Bench,
     Live,
     eventually,
-    make_environ,
     make_numbers,
     make_settings,
     open_amqp,
@@ -31,7 +30,6 @@ from tests.faults.bench import (
 )
 from tests.faults.test_permissions import user
 from tests.faults.traffic import has_peers, has_taken, publish_texts, texts_of
-from tests.forked import ForkedChild
 
 ON: dict[str, Any] = {"worker__ordering": "recipient", "worker__max_uncertain_attempts": 6}
 # Each POST takes this long, so that there is always something that waits.
@@ -106,24 +104,14 @@ async def test_one_is_active_and_the_others_stand_by(
     assert bench.sent_twice(numbers) == {}
 
 
-@asynccontextmanager
-async def killable(bench: Bench, folder: Path, **changed: Any) -> AsyncIterator[ForkedChild]:
+def killable(bench: Bench, folder: Path, **changed: Any) -> AbstractContextManager[Child]:
     """Run a worker in a process of its own.
 
     It goes past the proxy, which shares this process: acks that wait in it would be lost with the
     worker.
     """
-    settings = bench.values(**ON | changed, rabbitmq__url=[bench.broker.url])
-    with guarded() as guard:
-        log = folder / "worker.log"
-        yield ForkedChild(["worker"], guard=guard, log=log, environ=make_environ(settings))
-
-
-async def until_queue_empty(bench: Bench) -> None:
-    async def is_empty() -> bool:
-        return await bench.amqp.count(bench.queue) == 0
-
-    await eventually(is_empty, what="an empty queue")
+    given = ON | changed | {"rabbitmq__url": [bench.broker.url]}
+    return bench.worker_process(folder / "worker.log", **given)
 
 
 @pytest.mark.parametrize("coordination", ["on", "off"])
@@ -132,7 +120,7 @@ async def test_another_takes_over_within_two_seconds(
 ) -> None:
     changed = {"worker__coordination": coordination}
     await bench.declare_main()
-    async with killable(bench, tmp_path, **changed) as child:
+    with killable(bench, tmp_path, **changed) as child:
         await bench.until_taken(await bench.publish(5))
         async with standby(bench, **changed) as live:
             began, waited = time.monotonic(), read_run_delay(os.getpid())
@@ -223,7 +211,7 @@ async def test_order_over_a_killed_worker(bench: Bench, tmp_path: Path) -> None:
     numbers = make_numbers(20)
     changed = {"worker__redelivery_wait": 2}
     await bench.declare_main()
-    async with killable(bench, tmp_path, **changed) as child:
+    with killable(bench, tmp_path, **changed) as child:
         await publish_in_turn(bench, numbers, 15)
         async with standby(bench, **changed) as live:
             await eventually(lambda: has_taken(bench, numbers, 60), what="a beginning")

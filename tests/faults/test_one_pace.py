@@ -14,7 +14,6 @@ import pytest
 from bridge.sandbox.processes import Guard, guarded
 from soak.pace import Worker, scale
 from tests.faults.bench import SECONDS, Bench, eventually, make_environ
-from tests.forked import ForkedChild
 from tests.simulation.windows import most_in
 
 # What is sent in a second is measured.
@@ -139,14 +138,9 @@ async def test_a_newcomer_posts_nothing_in_a_pause(bench: Bench, tmp_path: Path)
         await eventually(lambda: all(crew.logged("paused")), what="paused")
         await asyncio.sleep(1)
         log = tmp_path / "newcomer.log"
-        values = make_environ(bench.values(rabbitmq__url=[bench.broker.url]))
-        with guarded() as guard:
-            newcomer = ForkedChild(["worker"], guard=guard, log=log, environ=values)
-            try:
-                await eventually(lambda: '"event":"paused"' in log.read_text(), what="paused")
-                lines = log.read_text()
-            finally:
-                await asyncio.to_thread(newcomer.end, grace_seconds=SECONDS)
+        with bench.worker_process(log, rabbitmq__url=[bench.broker.url]):
+            await eventually(lambda: '"event":"paused"' in log.read_text(), what="paused")
+            lines = log.read_text()
 
     assert '"event":"consuming"' not in lines
     assert len(bench.service.posts(numbers)) <= 5 + 4

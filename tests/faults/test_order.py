@@ -52,18 +52,6 @@ async def test_followers_come_back_soon_after_their_leader(
     assert sent_at[-1] - sent_at[0] < 4
 
 
-async def test_order_goes_on_after_a_refused_message(bench: Bench) -> None:
-    """A message that is dead no longer holds up those behind it."""
-    (number,) = make_numbers(1)
-    bench.service.misbehave({"status": 425, "count": 1}, {"status": 400, "count": 1})
-    async with bench.worker(worker__ordering="recipient") as live:
-        texts = await publish_texts(bench, number, 4)
-        await eventually(lambda: has_taken(bench, [number], 3), what="three are sent")
-        await bench.until_settled(live)
-
-    assert texts_of(bench, [number]) == texts[1:]
-
-
 async def test_one_message_of_a_number_at_a_time(bench: Bench) -> None:
     bench.service.misbehave({"latency_seconds": 0.4, "count": None})
     ordered, *others = make_numbers(6)

@@ -133,21 +133,6 @@ async def test_each_of_many_is_told_its_own(bench: Bench, publisher: Publisher) 
     assert await take(bench.amqp, bench.queue, confirmed) == Counter(confirmed)
 
 
-async def test_a_full_queue_is_told(bench: Bench, publisher: Publisher) -> None:
-    await bench.amqp.channel.declare_queue(
-        bench.queue,
-        durable=True,
-        arguments={"x-max-length": 100, "x-overflow": "reject-publish"},
-    )
-    told: Told = {}
-    await publish_all(publisher, dict.fromkeys(range(1, 1001), bench.queue), told)
-
-    confirmed = told_so(told, "confirmed")
-    assert await take(bench.amqp, bench.queue, confirmed) == Counter(confirmed)
-    assert told_so(told, "nacked") == set(range(1, 1001)) - confirmed
-    assert len(told_so(told, "nacked")) >= 500
-
-
 async def test_no_confirmed_message_is_missing_after_a_kill(bench: Bench) -> None:
     await bench.declare_main()
     await asyncio.to_thread(bench.broker.flush)
@@ -289,21 +274,6 @@ async def test_a_channel_that_has_confirmed_is_left_alone(
         assert publisher._main.channel is first
 
 
-async def test_a_broker_without_a_limit_of_frames(bench: Bench) -> None:
-    await bench.declare_main()
-    set_limit = "application:set_env(rabbit, frame_max, {})."
-    await asyncio.to_thread(bench.broker.ctl, "eval", set_limit.format(0))
-    try:
-        async with open_publisher(bench) as ours:
-            told = [await publish(ours, n, bench.queue, size=n) for n in (0, 1, 300_000)]
-    finally:
-        await asyncio.to_thread(bench.broker.ctl, "eval", set_limit.format(131_072))
-
-    stored = await bench.amqp.take_all(bench.queue)
-    assert told == ["confirmed"] * 3
-    assert [len(message.body) for message in stored] == [0, 1, 300_000]
-
-
 async def test_properties_that_no_frame_holds(bench: Bench, publisher: Publisher) -> None:
     """They are refused at once, and neither end the connection nor disturb another publish."""
     await bench.declare_main()
@@ -315,22 +285,3 @@ async def test_properties_that_no_frame_holds(bench: Bench, publisher: Publisher
 
     assert await asyncio.gather(*others) == ["confirmed"] * 10
     assert await publish(publisher, 11, bench.queue) == "confirmed"
-
-
-async def test_the_largest_properties_that_a_frame_holds(
-    bench: Bench, publisher: Publisher
-) -> None:
-    """The broker takes what is just not too large."""
-    await bench.declare_main()
-    # Around the text: the content header, the flags, the table, its name and its type.
-    size = 131_072 - 8 - 12 - 2 - 4 - 2 - 5
-    for length, told in ((size, "confirmed"), (size + 1, "error")):
-        properties = Properties(headers={"l": "x" * length})
-        try:
-            await publisher.publish(
-                b"x", exchange="", routing_key=bench.queue, properties=properties
-            )
-            result = "confirmed"
-        except PublishError as error:
-            result = error.fault
-        assert result == told

@@ -1,16 +1,15 @@
 """Rate limits on a real queue: who exceeds one waits, and nobody else does."""
 
-import asyncio
 import json
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bridge.sandbox.processes import guarded
-from tests.faults.bench import Bench, eventually, make_environ, make_numbers
-from tests.forked import ForkedChild
+from tests.faults.bench import Bench, eventually, make_numbers
 
 # What is sent in a second is measured.
 pytestmark = pytest.mark.serial
@@ -64,17 +63,15 @@ async def test_a_shared_limit_holds_from_the_first_second(bench: Bench, tmp_path
     await bench.declare_main()
     numbers = make_numbers(100)
     await publish(bench, numbers, SENDER)
-    limits = {"worker.rate_limit.per_second": 20, "worker.rate_limit.scope": "cluster"}
-    environ = make_environ(bench.values(**limits))
-    with guarded() as guard:
-        logs = [tmp_path / f"worker-{number}.log" for number in range(3)]
-        workers = [ForkedChild(["worker"], guard=guard, log=log, environ=environ) for log in logs]
-        try:
-            await bench.until_taken(numbers)
-        finally:
-            await asyncio.gather(
-                *(asyncio.to_thread(worker.end, grace_seconds=20) for worker in workers)
-            )
+    limits: dict[str, Any] = {
+        "worker.rate_limit.per_second": 20,
+        "worker.rate_limit.scope": "cluster",
+    }
+    logs = [tmp_path / f"worker-{number}.log" for number in range(3)]
+    with ExitStack() as stack:
+        for log in logs:
+            stack.enter_context(bench.worker_process(log, **limits))
+        await bench.until_taken(numbers)
 
     posts = sorted(post.received_at for post in bench.service.posts(numbers))
     most = max(sum(start <= post < start + 1 for post in posts) for start in posts)

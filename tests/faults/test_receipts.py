@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator
 
 import httpx
 import pytest
@@ -16,12 +15,6 @@ RECEIPTS = {
     "webhook__receipts__delivered": ["delivered"],
     "webhook__receipts__provider_id_pointers": ["/message"],
 }
-
-
-@pytest.fixture
-async def client() -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(trust_env=False, timeout=30) as ours:
-        yield ours
 
 
 async def post(client: httpx.AsyncClient, live: Live, name: str) -> int:

@@ -127,8 +127,7 @@ async def test_a_senders_limit_without_a_code_of_its_own(bench: Bench, choosy: C
         assert await bench.dead_letters() == []
 
 
-@pytest.mark.parametrize(("concurrency", "bulk"), [(1, 60), (10, 300), (50, 300)])
-@pytest.mark.parametrize("wait", [2, 7])
+@pytest.mark.parametrize(("concurrency", "bulk", "wait"), [(1, 60, 2), (10, 300, 7), (50, 300, 2)])
 async def test_a_limited_senders_bulk_makes_room(
     bench: Bench, choosy: ChoosyApi, *, concurrency: int, bulk: int, wait: int
 ) -> None:

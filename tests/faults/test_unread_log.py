@@ -3,8 +3,7 @@
 import os
 from pathlib import Path
 
-from bridge.sandbox.processes import Child, guarded
-from tests.faults.bench import PROGRAM, Bench, eventually, make_environ
+from tests.faults.bench import Bench, eventually
 
 
 async def test_standard_output_that_nobody_reads(bench: Bench, tmp_path: Path) -> None:
@@ -12,18 +11,13 @@ async def test_standard_output_that_nobody_reads(bench: Bench, tmp_path: Path) -
     log = tmp_path / "log"
     os.mkfifo(log)
     unread = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
-    with guarded() as guard:
-        environ = make_environ(bench.values())
-        child = Child([*PROGRAM, "worker"], guard=guard, log=log, environ=environ)
-        try:
-            await eventually(lambda: bench.amqp.consumers(bench.queue), what="a consumer")
-            # A pipe holds 64 KiB, which are some 250 lines.
-            numbers = await bench.publish(1000)
-            await bench.until_taken(numbers)
-            child.ask_to_end()
-            await eventually(lambda: child.exit_code == 0, what="a clean end")
-        finally:
-            child.kill()
-            os.close(unread)
+    with bench.worker_process(log, is_forked=False) as child:
+        await eventually(lambda: bench.amqp.consumers(bench.queue), what="a consumer")
+        # A pipe holds 64 KiB, which are some 250 lines.
+        numbers = await bench.publish(1000)
+        await bench.until_taken(numbers)
+        child.ask_to_end()
+        await eventually(lambda: child.exit_code == 0, what="a clean end")
+    os.close(unread)
 
     assert bench.extra_posts(numbers) == {}

@@ -13,7 +13,6 @@ from bridge.admin.checks.broker import check_consumers
 from bridge.admin.checks.findings import CheckedBroker
 from bridge.admin.drain import count_waiting
 from bridge.admin.status import StatusReader
-from bridge.sandbox.processes import guarded
 from tests.faults.amqp_proxy import ACK
 from tests.faults.bench import (
     PROGRAM,
@@ -27,7 +26,6 @@ from tests.faults.bench import (
     running,
 )
 from tests.faults.traffic import REFUSED, TOO_EARLY, WITH_AND_WITHOUT_IDS, once_each
-from tests.forked import ForkedChild
 
 if TYPE_CHECKING:
     from bridge.admin.management import Management
@@ -182,17 +180,12 @@ async def test_a_restart_of_the_broker(bench: Bench) -> None:
 
 
 async def test_a_worker_that_is_killed(bench: Bench, tmp_path: Path) -> None:
-    environ = make_environ(bench.values())
     await bench.declare_main()
     await bench.declare_queue(bench.urgent_queue)
     bench.service.misbehave(SLOW)
     numbers = [*await bench.publish(200), *await bench.publish(200, urgent=True)]
-    with guarded() as guard:
-        child = ForkedChild(["worker"], guard=guard, log=tmp_path / "log", environ=environ)
-        try:
-            await eventually(lambda: len(bench.service.taken(numbers)) >= 100, what="a part")
-        finally:
-            child.kill()
+    with bench.worker_process(tmp_path / "log"):
+        await eventually(lambda: len(bench.service.taken(numbers)) >= 100, what="a part")
     async with bench.worker() as live:
         await bench.until_taken(numbers, seconds=60)
         await bench.until_settled(live)

@@ -7,7 +7,7 @@ import os
 import statistics
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +15,7 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from bridge.sandbox.processes import Guard, guarded
+from bridge.sandbox.processes import Guard
 from tests.faults import attack
 from tests.faults.bench import Bench
 from tests.faults.receiver import Target, open_target
@@ -71,13 +71,6 @@ async def measure(target: Target) -> tuple[set[int], float]:
     results = list(itertools.chain(*found))
     p99 = statistics.quantiles((seconds for _, seconds in results), n=100)[98]
     return {status for status, _ in results}, p99
-
-
-@pytest.fixture(scope="module")
-def guard() -> Iterator[Guard]:
-    """Let no process outlive the tests."""
-    with guarded() as ours:
-        yield ours
 
 
 @pytest.fixture

@@ -32,12 +32,6 @@ IN_TIME_SECONDS_BESIDE_OTHERS = 7.5
 EVENT_ID = "sms-bridge-event-id"
 
 
-@pytest.fixture
-async def client() -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(trust_env=False, timeout=30) as ours:
-        yield ours
-
-
 @dataclass
 class Answered:
     """What became of one event."""

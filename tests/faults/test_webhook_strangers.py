@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pytest
 
-from bridge.sandbox.processes import Guard, guarded
+from bridge.sandbox.processes import Guard
 from tests.faults.bench import Bench, eventually
 from tests.faults.receiver import (
     FORGED,
@@ -44,13 +44,6 @@ FORGERIES: Final = 2000
 REQUESTS: Final = "sms_bridge_webhook_http_requests_total"
 UNCONFIRMED: Final = "sms_bridge_amqp_unconfirmed_messages"
 EVICTIONS: Final = "sms_bridge_webhook_evictions_total"
-
-
-@pytest.fixture(scope="module")
-def guard() -> Iterator[Guard]:
-    """Let no process outlive the tests."""
-    with guarded() as ours:
-        yield ours
 
 
 @pytest.fixture
