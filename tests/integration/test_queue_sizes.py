@@ -55,12 +55,3 @@ async def test_events_that_nobody_takes_are_seen(amqp_url: str, queue: str) -> N
         await task
 
     assert shown(registry, "queue_consumers", queue) == 0
-
-
-async def test_without_a_queue_nothing_is_watched() -> None:
-    async def serve(_connection: Connection) -> None:
-        pass
-
-    metrics = WebhookMetrics(new_registry(), paths=["/"], event_types=[])
-
-    assert watched(serve, None, metrics) is serve
