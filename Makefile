@@ -39,7 +39,7 @@ endif
 
 .DEFAULT_GOAL := help
 .PHONY: help env compiled broker rabbitmq-4 prometheus amqp-tools browser demo collect test test-failed test-fast test-compiled test-rabbitmq-4 \
-    examples upgrade-check soak soak-table soak-cluster soak-scaling side-by-side scenes adaptive simulate pace soak-webhook soak-hour forgeries mutants pictures nginx redpanda-connect go-contestants perf-test otel-collector \
+    examples upgrade-check soak simulate forgeries mutants pictures nginx redpanda-connect go-contestants perf-test otel-collector \
     bench bench-guard bench-profile chart chart-cluster chart-files provider-pages docs image release-image \
     lint-image image-proof check pre-commit format clean
 
@@ -202,50 +202,16 @@ pictures: $(BENCH_STAMP) broker prometheus browser  ## draw the demo's summary, 
 	$(BIN)/python docs/sandbox_pictures.py
 	$(BIN)/python docs/trace_picture.py
 
-MESSAGES ?= 50000
+SCENARIO ?= faults
 SEED ?= 1
-WORKERS ?= 1
-FAULTS ?= 100
-IDS ?= on
-soak: $(DEV_STAMP) broker  ## random faults for about 20 minutes, then count what is lost or sent twice (MESSAGES=50000 SEED=1 WORKERS=1 FAULTS=100 IDS=half)
-	$(BIN)/python soak/run.py --messages $(MESSAGES) --seed $(SEED) --workers $(WORKERS) --faults $(FAULTS) --ids $(IDS)
-
-COUNTS ?= 1 2 3 8
-soak-table: $(DEV_STAMP) broker  ## short soaks with 1, 2, 3 and 8 workers, half of the messages without an id, in twelve minutes (COUNTS="1 8" SEED=1 WRITE=1)
-	$(BIN)/python soak/table.py --workers $(COUNTS) --seed $(SEED) $(if $(WRITE),--write)
-
-soak-cluster: $(DEV_STAMP) broker  ## lose nodes of a RabbitMQ cluster of three under traffic, in six minutes (SEED=1 WORKERS=1 RABBITMQ=4 ONLY=frozen WRITE=1)
-	$(BIN)/python soak/cluster.py --seed $(SEED) --workers $(WORKERS) $(if $(ONLY),--only "$(ONLY)") $(if $(WRITE),--write)
-
-WAVES ?= 4
-soak-scaling: MESSAGES = 6000
-soak-scaling: $(DEV_STAMP) broker  ## scale workers by the chart's ScaledObject, from none to five and back, in at most a quarter of an hour (MESSAGES=6000 WAVES=4 SEED=1)
-	$(BIN)/python soak/scaling.py --messages $(MESSAGES) --waves $(WAVES) --seed $(SEED)
-
-side-by-side: $(DEV_STAMP) broker  ## the usual ways to lose messages beside ours, in five minutes (WRITE=1 puts it into the docs)
-	$(BIN)/python soak/side_by_side.py $(if $(WRITE),--write)
-
-scenes: $(DEV_STAMP) broker  ## long proofs of single promises, in half an hour (SCENES="sigterm kill" WRITE=1)
-	$(BIN)/python soak/scenes.py $(SCENES) $(if $(WRITE),--write)
-
-adaptive: $(DEV_STAMP) broker  ## worker.concurrency: auto beside fixed values, on an API that changes, in a quarter of an hour (WRITE=1 puts it into the docs)
-	$(BIN)/python soak/adaptive.py $(if $(WRITE),--write)
+# WORKERS, MINUTES, ONLY (the faults that are named so) and CALM are for the scenario to decide otherwise.
+soak: $(DEV_STAMP) broker  ## traffic under random faults, then an account of every message and webhook (SCENARIO=faults|ordering|cluster|webhook|hour|scaling MINUTES=20 SEED=1 WORKERS=3 ONLY="kill -9" CALM=1)
+	$(BIN)/python soak/run.py $(SCENARIO) --seed $(SEED) $(if $(MINUTES),--minutes $(MINUTES)) \
+	    $(if $(WORKERS),--workers $(WORKERS)) $(if $(ONLY),--only "$(ONLY)") $(if $(CALM),--calm)
 
 PLAYED ?= 3 8 100
 simulate: $(DEV_STAMP)  ## play workers on a clock that leaps: one pause, one pace, in three minutes (PLAYED="3 8 100" SEED=1)
 	$(BIN)/python tests/simulation/run.py --workers $(PLAYED) --seed $(SEED)
-
-pace: $(DEV_STAMP) broker  ## a shared limit while real workers are started, stopped and killed, in three minutes (WRITE=1 puts it into the docs)
-	$(BIN)/python soak/pace.py $(if $(WRITE),--write)
-
-EVENTS ?= 100000
-KILLS ?= 20
-soak-webhook: $(DEV_STAMP) broker  ## webhooks while the secret is rotated and the broker killed, then count what is refused or lost (EVENTS=100000 KILLS=20 SEED=1)
-	$(BIN)/python soak/webhook.py --events $(EVENTS) --kills $(KILLS) --seed $(SEED)
-
-soak-hour: MINUTES ?= 60
-soak-hour: $(DEV_STAMP) broker  ## a worker and a receiver under faults and strangers for an hour, which may neither end nor grow; CALM=1 leaves the faults out, so that connections live as long (COMPILED=1 MINUTES=60 SEED=1 CALM=1)
-	$(BIN)/python soak/hour.py --minutes $(MINUTES) --seed $(SEED) $(if $(CALM),--calm)
 
 MODULES ?= signature envelope fates deduplicator outcomes breaker breaker_states failure_classifier retry_after settle
 mutants: $(DEV_STAMP)  ## break these modules in small ways, and list what their unit tests do not notice, in at most an hour (MODULES="fates breaker_states")
@@ -255,7 +221,7 @@ mutants: $(DEV_STAMP)  ## break these modules in small ways, and list what their
 	$(BIN)/mutmut results | sed -n '$(foreach module,$(MODULES),/bridge\..*\.$(module)\./p;)'
 
 COUNT ?= 1000000
-forgeries: $(DEV_STAMP)  ## forge so many signed webhooks, of which none may be accepted (COUNT=1000000 SEED=1)
+forgeries: $(DEV_STAMP)  ## forge a million signed webhooks, of which none may be accepted (COUNT=1000000 SEED=1)
 	$(BIN)/python soak/forgeries.py --count $(COUNT) --seed $(SEED)
 
 WITHOUT_SERVERS := Install nginx and h2load (packages nginx-light and nghttp2-client, or nginx and nghttp2).

@@ -1,33 +1,40 @@
-"""Whether a process grows: its memory, second by second, by quarters of its run.
+"""Whether a process grows: its memory and its open files, second by second, by quarters of its run.
 
-Pure: everything it knows is in the samples.
+Pure: it is given the samples.
 """
 
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
-# A quarter of the run may add so much to the third one's median. At 150 messages a second, 2.5 % of
-# 70 MiB are 13 bytes for each message in a quarter of an hour: less than the smallest object takes.
-# The first half does not count: what is remembered fills up, and that takes longer where the
-# machine is too slow for the rate.
+# Of the memory of the third quarter, per quarter. At 150 messages a second, 2.5 % of 70 MiB are 13
+# bytes per message: less than the smallest object. The first half of the run does not count,
+# because caches fill up in it.
 MOST_GROWTH: Final = 0.025
-# What is remembered for a quarter of an hour has to be full when the second begins.
+# Sockets come and go with faults and strangers.
+MOST_MORE_FILES: Final = 5
+# Caches hold entries for a quarter of an hour, and must be full when the second quarter begins.
 FILLED_SECONDS: Final = 900
 EDGE_SAMPLES: Final = 10
-# The second half is looked at in so many pieces, and the largest step from one to the next is left
-# out: the table of a dict that holds a hundred thousand grows once, by 5 MiB. What leaks grows in
-# the others too.
+# The second half is divided into pieces, and the largest step between two of them does not count:
+# a dict of a hundred thousand entries grows once, by 5 MiB. A leak shows in the other steps.
 PIECES: Final = 6
+
+
+class Sample(NamedTuple):
+    """The size of a process at one moment."""
+
+    memory_bytes: int
+    open_files: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """The memory of a process in bytes: medians of its first and last seconds, and of quarters.
+    """Memory in bytes: medians of the first and last seconds and of each quarter, and the peak.
 
-    `share`: by how much it grew in a quarter, by the steps of the second half but the largest.
+    `share` is the growth per quarter, `more_files` that of the median from second to last quarter.
     """
 
     start: int
@@ -35,27 +42,37 @@ class Growth:
     end: int
     peak: int
     share: float
+    more_files: int
+
+    def problems(self) -> list[str]:
+        """Return what grew too much."""
+        found = [f"memory grows by {self.share:.1%} a quarter"] * (self.share > MOST_GROWTH)
+        files = [f"{self.more_files} more open files"] * (self.more_files > MOST_MORE_FILES)
+        return [*found, *files]
 
 
-def measure(samples: Sequence[int]) -> Growth:
-    """Summarise samples that were taken at even times; there must be a dozen of them."""
-    first, second, third, last = _medians(samples, 4)
-    pieces = _medians(samples[len(samples) // 2 :], PIECES)
+def measure(samples: Sequence[Sample]) -> Growth:
+    """Summarise samples taken at even intervals, of which there must be a dozen."""
+    memory = [sample.memory_bytes for sample in samples]
+    first, second, third, last = _medians(memory, 4)
+    pieces = _medians(memory[len(memory) // 2 :], PIECES)
     steps = sorted(later - earlier for earlier, later in pairwise(pieces))[:-1]
+    files = _medians([sample.open_files for sample in samples], 4)
     return Growth(
-        start=int(statistics.median(samples[:EDGE_SAMPLES])),
+        start=int(statistics.median(memory[:EDGE_SAMPLES])),
         quarters=(first, second, third, last),
-        end=int(statistics.median(samples[-EDGE_SAMPLES:])),
-        peak=max(samples),
+        end=int(statistics.median(memory[-EDGE_SAMPLES:])),
+        peak=max(memory),
         share=statistics.mean(steps) * PIECES / 2 / third,
+        more_files=files[3] - files[1],
     )
 
 
-def _medians(samples: Sequence[int], pieces: int) -> list[int]:
-    borders = [len(samples) * number // pieces for number in range(pieces + 1)]
-    return [int(statistics.median(samples[begin:end])) for begin, end in pairwise(borders)]
+def _medians(values: Sequence[int], pieces: int) -> list[int]:
+    borders = [len(values) * number // pieces for number in range(pieces + 1)]
+    return [int(statistics.median(values[begin:end])) for begin, end in pairwise(borders)]
 
 
 def is_judged(seconds: float) -> bool:
-    """Say whether a run was long enough to tell growth from what fills up and stays."""
+    """Say whether a run was long enough to tell growth from caches that fill up."""
     return seconds / 4 >= FILLED_SECONDS

@@ -1,29 +1,44 @@
-"""Brings one fault after the other on a bench, in an order that the seed decides."""
+"""Brings one fault after the other on a rig, in an order that the seed decides."""
 
-import random
+import asyncio
+import struct
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
-from types import MappingProxyType
-from typing import Final, TypeAlias
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from random import Random
+from typing import Final, NamedTuple
 
-from bridge.sandbox.processes import wait_until
-from soak.bench import Bench, SoakError
-from soak.checker import API_503_LATER, GROUPS, WORKER_FREEZE, WORKER_KILL, Fault, Group
+from bridge.sandbox.broker import Broker
+from soak.checker import API_503_LATER, WORKER_FREEZE, WORKER_KILL, Fault, Group
+from soak.rig import QUEUE, Rig, SoakError
+from tests.faults.amqp_proxy import ACK, DELIVER, Deed, Method, Sender, misnumber
+from tests.faults.bench import CONSUME_LINK
+from tests.faults.http_proxy import Spoil
 
-Card: TypeAlias = tuple[Group, str]
-# Brings a fault on and ends it; returns when it ended, and a detail.
-Act: TypeAlias = Callable[[], tuple[float, str]]
+# Brings a fault on and ends it; returns details of it.
+Act = Callable[[], Awaitable[str]]
 
-LOOK_SECONDS: Final = 0.2
 RECOVERY_SECONDS: Final = 90.0
-# The management plugin lists a connection some seconds after it was opened.
-LISTED_SECONDS: Final = 15.0
-# Before a fault of the broker or the worker so many messages are sent up the retry ladder, with
-# an answer that says that they were not taken: what waits there must survive, too.
-LADDER_FAULT: Final[dict[str, object]] = {"status": 425, "count": 20}
+# Before a fault of the broker or a worker some messages are sent up the retry ladder, by an answer
+# that says that they were not taken: messages that wait there must survive, too.
+LADDER_FAULT: Final[Mapping[str, object]] = {"status": 425, "count": 20}
 LADDER_SECONDS: Final = 0.8
 NO_MEMORY, MEMORY = "0.00001", "0.4"
+# How long to wait for a frame that is to be altered.
+TRAP_SECONDS: Final = 10.0
+MAX_NTH: Final = 20
+# How long a node of a cluster is away. One that is frozen is left after two heartbeats.
+DOWN_SECONDS: Final = 12.0
+FROZEN_SECONDS: Final = 25.0
+# A node seems to be there until it notices that it was frozen or cut off, and then starts anew.
+NOTICE_SECONDS: Final = 3.0
+
+# The worker logs a frame that contradicts its own length as an error that it did not expect.
+CUT_SHORT: Final = "cut short"
+HALVES, GARBAGE = "API cuts its answers", "API answers garbage"
+# While one of these is on, an answer that the service logged need not have reached the worker.
+SPOILING: Final = frozenset({HALVES, GARBAGE})
 
 _API_FAULTS: Final[Mapping[str, dict[str, object]]] = {
     "API 500": {"status": 500},
@@ -37,175 +52,340 @@ _API_FAULTS: Final[Mapping[str, dict[str, object]]] = {
     "API accepts, then hangs": {"latency_seconds": 30},
     "API slow": {"latency_seconds": 1.2},
 }
-
-# The faults are dealt from a deck; the worse ones are in it more than once.
-_DECK: Final[tuple[Card, ...]] = (
-    *(("broker", "broker kill -9"),) * 3,
-    *(("broker", "broker restart"),) * 2,
-    *(("broker", "connections killed"),) * 3,
-    *(("broker", "broker frozen"),) * 2,
-    ("broker", "memory alarm"),
-    *(("worker", WORKER_KILL),) * 3,
-    *(("worker", "worker SIGTERM"),) * 2,
-    *(("api", kind) for kind in _API_FAULTS),
+_GARBAGE: Final = (
+    b"",
+    b"\x00\xff\xfe not HTTP\r\n\r\n",
+    b"HTTP/1.1 2000 OK\r\n\r\n",
+    b"HTTP/1.1 202 OK\r\nContent-Length: -5\r\n\r\n",
+    b"HTTP/1.1 202 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello!",
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    b"HTTP/1.1 200 OK\r\nX: " + b"a" * 200_000,
+    b"HTTP/1.1 100 Continue\r\n\r\n" * 50,
 )
-# While the only worker is frozen there is nobody who could send what it has.
-_OF_SEVERAL_WORKERS: Final[tuple[Card, ...]] = (("worker", WORKER_FREEZE),) * 2
+_HEAD_BYTES: Final = 7
+
+
+def _break_end(frame: bytes) -> bytes:
+    return frame[:-1] + b"\x00"
+
+
+def _name_unknown_method(frame: bytes) -> bytes:
+    return frame[:_HEAD_BYTES] + struct.pack(">HH", 60, 199) + frame[_HEAD_BYTES + 4 :]
+
+
+def _cut_short(frame: bytes) -> bytes:
+    payload = frame[_HEAD_BYTES:-1]
+    kept = payload[: len(payload) // 2]
+    return frame[:3] + struct.pack(">I", len(kept)) + kept + frame[-1:]
+
+
+# What is done to one frame; each ends its channel or its connection.
+_FRAMES: Final[Mapping[str, tuple[Sender, Method, Deed]]] = {
+    "connection cut before an ack": ("client", ACK, "cut"),
+    "connection cut after an ack": ("client", ACK, "cut_after"),
+    "channel closed": ("client", ACK, misnumber),
+    "delivery without its end": ("broker", DELIVER, _break_end),
+    "confirm without its end": ("broker", ACK, _break_end),
+    "unknown method": ("broker", DELIVER, _name_unknown_method),
+    f"delivery {CUT_SHORT}": ("broker", DELIVER, _cut_short),
+    f"confirm {CUT_SHORT}": ("broker", ACK, _cut_short),
+}
+
+
+class Card(NamedTuple):
+    """A kind of fault; `times` is how often it is in the deck."""
+
+    group: Group
+    kind: str
+    act: Act
+    times: int = 1
 
 
 class Nemesis:
-    """Knows every fault of these groups, and those of `more`.
+    """Deals faults from a shuffled deck, so that no kind is left out for long.
 
-    `timeline` has those that were, `stalls` those that had no end.
+    `timeline` has the faults that were brought on, `stalls` those after which nothing was sent.
+    `spoiled` are the keys of POSTs whose answer was spoiled.
     """
 
     def __init__(
-        self,
-        bench: Bench,
-        *,
-        seed: int,
-        groups: Collection[Group] = GROUPS,
-        more: Mapping[Card, Act] = MappingProxyType({}),
+        self, rig: Rig, rng: Random, *, groups: Sequence[str], only: str, without: str
     ) -> None:
         self.timeline: list[Fault] = []
         self.stalls: list[str] = []
-        self._bench = bench
-        self._random = random.Random(seed)
-        deck = _DECK if bench.workers == 1 else (*_DECK, *_OF_SEVERAL_WORKERS)
-        self._cards = self._deal([*(card for card in deck if card[0] in groups), *more])
-        self._acts: Mapping[str, Act] = {
-            **{kind: act for (_, kind), act in more.items()},
-            "broker kill -9": self._kill_broker,
-            "broker restart": self._restart_broker,
-            "connections killed": self._kill_connections,
-            "broker frozen": self._freeze_broker,
-            "memory alarm": self._raise_alarm,
-            WORKER_KILL: self._kill_worker,
-            WORKER_FREEZE: self._freeze_worker,
-            "worker SIGTERM": self._end_worker,
-        }
+        self.spoiled: set[str] = set()
+        self.new_keys = 0
+        self._rig = rig
+        self._random = rng
+        cards = self._node_cards() if rig.cluster else [*self._cards()]
+        self._is_shuffled = rig.cluster is None
+        chosen = [card for card in cards if card.group in groups and only in card.kind]
+        if without:
+            chosen = [card for card in chosen if without not in card.kind]
+        if not chosen:
+            raise SoakError(f"no fault is called {only!r}")
+        self._deck = self._deal([card for card in chosen for _ in range(card.times)])
 
-    def strike(self) -> Fault:
-        """Bring on the next fault, end it, and wait until the worker sends again."""
-        group, kind = next(self._cards)
-        act = self._acts.get(kind) or (lambda: self._spoil_api(kind))
-        with self._ladder_filled(needed=group != "api"):
+    async def strike(self) -> Fault:
+        """Bring on the next fault, end it, and wait until a message is sent again."""
+        card = next(self._deck)
+        async with self._ladder_filled(needed=card.group != "api"):
             started = time.time()
-            ended, detail = act()
-        fault = Fault(kind=kind, group=group, started=started, ended=ended, detail=detail)
+            detail = await card.act()
+            ended = time.time()
+        fault = Fault(kind=card.kind, group=card.group, started=started, ended=ended, detail=detail)
         self.timeline.append(fault)
-        if not self.wait(RECOVERY_SECONDS, until=lambda: self._bench.log.has_sent_since(ended)):
-            self.stalls.append(f"nothing was sent for {RECOVERY_SECONDS:.0f} s after: {kind}")
+        try:
+            await self._rig.until(
+                lambda: any(worker.log.sent_at > ended for worker in self._rig.workers),
+                what="recovered",
+                seconds=RECOVERY_SECONDS,
+            )
+        except SoakError as error:
+            if "ended by itself" in str(error):
+                raise
+            self.stalls.append(f"nothing was sent for {RECOVERY_SECONDS:.0f} s after: {card.kind}")
         return fault
 
-    def rest(self) -> None:
-        """Leave everything in peace for some seconds."""
-        self.wait(self._random.uniform(2, 6))
-
-    def wait(self, seconds: float, *, until: Callable[[], object] = lambda: False) -> bool:
-        """Wait and watch the processes; return whether `until` came true."""
-        deadline = time.monotonic() + seconds
-        while not until():
-            if (remaining := deadline - time.monotonic()) <= 0:
-                return False
-            self._bench.look()
-            time.sleep(min(LOOK_SECONDS, remaining))
-        return True
-
     def _deal(self, deck: list[Card]) -> Iterator[Card]:
-        """Deal from a shuffled deck, so that no kind is left out for long."""
         while True:
-            self._random.shuffle(deck)
+            if self._is_shuffled:
+                self._random.shuffle(deck)
             yield from deck
 
-    @contextmanager
-    def _ladder_filled(self, *, needed: bool) -> Iterator[None]:
-        if not needed:
-            yield
-            return
-        self._bench.set_faults(LADDER_FAULT)
-        self.wait(LADDER_SECONDS)
+    @asynccontextmanager
+    async def _ladder_filled(self, *, needed: bool) -> AsyncIterator[None]:
+        if needed:
+            await self._rig.api.set_faults(LADDER_FAULT)
+            await self._rig.wait(LADDER_SECONDS)
         try:
             yield
         finally:
-            self._bench.set_faults()
+            await self._rig.api.set_faults()
 
-    def _kill_broker(self) -> tuple[float, str]:
-        self._bench.broker.kill()
-        time.sleep(self._random.uniform(0, 3))
-        self._bench.broker.start()
-        return time.time(), ""
+    def _cards(self) -> Iterator[Card]:
+        rig = self._rig
+        yield Card("broker", "broker kill -9", partial(self._restart, rig.broker.kill), 3)
+        yield Card("broker", "broker restart", partial(self._restart, rig.broker.stop), 2)
+        yield Card("broker", "broker frozen", self._freeze_broker, 2)
+        yield Card("broker", "memory alarm", self._raise_alarm)
+        yield Card("broker", "broker closes connections", self._close_connections, 2)
+        yield Card("broker", "connections cut", self._cut_connections, 2)
+        for kind, (sender, method, deed) in _FRAMES.items():
+            yield Card("broker", kind, partial(self._alter_frame, sender, method, deed))
+        yield Card("worker", WORKER_KILL, partial(self._end_worker, is_kill=True), 4)
+        yield Card("worker", "worker SIGTERM", partial(self._end_worker, is_kill=False), 3)
+        if len(rig.workers) > 1:
+            # A frozen worker that is alone has nobody who could send what it has.
+            yield Card("worker", WORKER_FREEZE, self._freeze_worker, 3)
+        yield Card("receiver", "receiver kill -9", self._kill_receiver, 2)
+        for kind, fault in _API_FAULTS.items():
+            yield Card("api", kind, partial(self._spoil_api, fault))
+        yield Card("api", HALVES, partial(self._spoil_answers, self._halve))
+        yield Card("api", GARBAGE, partial(self._spoil_answers, self._garble))
+        yield Card("api", "API refuses connections", self._refuse_connections)
+        yield Card("api", "API key replaced", self._replace_key)
 
-    def _restart_broker(self) -> tuple[float, str]:
-        self._bench.broker.stop()
-        time.sleep(self._random.uniform(0, 3))
-        self._bench.broker.start()
-        return time.time(), ""
+    # The broker
 
-    def _freeze_broker(self) -> tuple[float, str]:
+    async def _restart(self, end: Callable[[], None]) -> str:
+        await asyncio.to_thread(end)
+        await asyncio.sleep(self._random.uniform(0, 3))
+        await asyncio.to_thread(self._rig.broker.start)
+        return ""
+
+    async def _freeze_broker(self) -> str:
         seconds = self._random.uniform(3, 25)
-        self._bench.broker.pause()
+        self._rig.broker.pause()
         try:
-            self.wait(seconds)
+            await self._rig.wait(seconds)
         finally:
-            self._bench.broker.resume()
-        return time.time(), f"{seconds:.0f} s"
+            self._rig.broker.resume()
+        return f"{seconds:.0f} s"
 
-    def _raise_alarm(self) -> tuple[float, str]:
+    async def _raise_alarm(self) -> str:
         seconds = self._random.uniform(3, 10)
-        self._bench.broker.ctl("set_vm_memory_high_watermark", NO_MEMORY)
+        await self._rig.ctl("set_vm_memory_high_watermark", NO_MEMORY)
         try:
-            self.wait(seconds)
+            await self._rig.wait(seconds)
         finally:
-            # The command takes a second to start, and the alarm is off before it returns.
-            ended = time.time()
-            self._bench.broker.ctl("set_vm_memory_high_watermark", MEMORY)
-        return ended, f"{seconds:.0f} s"
+            await self._rig.ctl("set_vm_memory_high_watermark", MEMORY)
+        return f"{seconds:.0f} s"
 
-    def _kill_connections(self) -> tuple[float, str]:
-        found: dict[str, str] = {}
+    async def _close_connections(self) -> str:
+        await self._rig.ctl("close_all_connections", "soak")
+        return ""
 
-        def is_listed() -> bool:
-            found.update(self._bench.connections())
-            return bool(found)
+    async def _cut_connections(self) -> str:
+        name = self._random.choice(["", *self._rig.amqp.names])
+        self._rig.amqp.cut(name)
+        return name
 
-        if not wait_until(is_listed, seconds=LISTED_SECONDS):
-            raise SoakError("the broker lists no connection")
-        names = sorted(found, key=lambda name: (found[name], name))
-        victims = names if self._random.random() < 0.5 else [self._random.choice(names)]
-        for name in victims:
-            self._bench.close_connection(name)
-        return time.time(), ", ".join(sorted({found[name] for name in victims}))
+    async def _alter_frame(self, sender: Sender, method: Method, deed: Deed) -> str:
+        link = CONSUME_LINK if sender == "client" else ""
+        nth = self._random.randrange(1, MAX_NTH)
+        trap = self._rig.amqp.trap(sender, method, deed, nth=nth, link=link)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(TRAP_SECONDS):
+                await trap.sprung.wait()
+        self._rig.amqp.traps.remove(trap)
+        return "" if trap.sprung.is_set() else "(no such frame came)"
 
-    def _kill_worker(self) -> tuple[float, str]:
-        index = self._random.randrange(self._bench.workers)
-        self._bench.kill_worker(index)
-        time.sleep(self._random.uniform(0, 2))
-        self._bench.start_worker(index)
-        return time.time(), ""
+    # The roles
 
-    def _freeze_worker(self) -> tuple[float, str]:
-        index = self._random.randrange(self._bench.workers)
+    async def _end_worker(self, *, is_kill: bool) -> str:
+        # Of ordered workers the active one is the one that has something to lose.
+        active = [worker for worker in self._rig.workers if worker.log.is_active]
+        worker = self._random.choice(active or self._rig.workers)
+        worker.look()
+        if is_kill:
+            worker.kill()
+        else:
+            await worker.end()
+        worker.log.is_active = False
+        await asyncio.sleep(self._random.uniform(0, 2))
+        worker.start()
+        return f"{worker.name}{', active' * bool(active)}"
+
+    async def _freeze_worker(self) -> str:
+        worker = self._random.choice(self._rig.workers)
         seconds = self._random.uniform(3, 25)
-        self._bench.freeze_worker(index)
+        worker.look()
+        worker.freeze()
         try:
-            self.wait(seconds)
+            await self._rig.wait(seconds)
         finally:
-            self._bench.thaw_worker(index)
-        return time.time(), f"{seconds:.0f} s"
+            worker.thaw()
+        return f"{worker.name}, {seconds:.0f} s"
 
-    def _end_worker(self) -> tuple[float, str]:
-        index = self._random.randrange(self._bench.workers)
-        self._bench.end_worker(index)
-        time.sleep(self._random.uniform(0, 2))
-        self._bench.start_worker(index)
-        return time.time(), ""
+    async def _kill_receiver(self) -> str:
+        self._rig.receiver.look()
+        self._rig.receiver.kill()
+        await asyncio.sleep(self._random.uniform(0, 2))
+        self._rig.receiver.start()
+        return ""
 
-    def _spoil_api(self, kind: str) -> tuple[float, str]:
+    # The SMS service
+
+    async def _spoil_api(self, fault: Mapping[str, object]) -> str:
         seconds = self._random.uniform(2, 8)
-        self._bench.set_faults(_API_FAULTS[kind])
+        await self._rig.api.set_faults(fault)
+        await self._rig.wait(seconds)
+        await self._rig.api.set_faults()
+        return f"{seconds:.0f} s"
+
+    async def _refuse_connections(self) -> str:
+        seconds = self._random.uniform(2, 8)
+        await self._rig.http.refuse()
+        await self._rig.wait(seconds)
+        await self._rig.http.accept()
+        return f"{seconds:.0f} s"
+
+    async def _replace_key(self) -> str:
+        """Have the service refuse the key for some seconds, then give the workers another."""
+        await self._rig.api.set_faults({"status": 401})
+        await asyncio.sleep(self._random.uniform(1, 4))
+        self.new_keys += 1
+        fresh = self._rig.key_file.with_suffix(".new")
+        fresh.write_text(f"key-{self.new_keys}\n", encoding="ascii")
+        fresh.replace(self._rig.key_file)
+        await self._rig.api.set_faults()
+        return ""
+
+    async def _spoil_answers(self, spoil: Spoil) -> str:
+        seconds = self._random.uniform(2, 8)
+        self._rig.http.spoil = spoil
+        await self._rig.wait(seconds)
+        self._rig.http.spoil = None
+        return f"{seconds:.0f} s"
+
+    def _halve(self, request: bytes, answer: bytes) -> bytes:
+        self._note_spoiled(request)
+        return answer[: self._random.randrange(len(answer))]
+
+    def _garble(self, request: bytes, _answer: bytes) -> bytes:
+        self._note_spoiled(request)
+        return self._random.choice(_GARBAGE)
+
+    def _note_spoiled(self, request: bytes) -> None:
+        for line in request.partition(b"\r\n\r\n")[0].split(b"\r\n"):
+            name, _, value = line.partition(b":")
+            if name.lower() == b"idempotency-key":
+                self.spoiled.add(value.strip().decode("ascii"))
+
+    # Nodes of a cluster
+
+    def _node_cards(self) -> list[Card]:
+        acts: dict[str, Act] = {
+            "the queue's leader is killed": self._kill_leader,
+            "the worker's node is stopped": self._stop_node,
+            "the queue's leader is frozen": self._freeze_leader,
+            "the worker's node is frozen": self._freeze_node,
+            "the worker's node is cut off": self._cut_off_node,
+            "all nodes are restarted, one by one": self._restart_all,
+        }
+        return [
+            Card("broker", kind, partial(self._then_in_sync, act)) for kind, act in acts.items()
+        ]
+
+    async def _then_in_sync(self, act: Act) -> str:
+        """Bring a fault on a node; without it there is no majority for another one meanwhile."""
+        assert self._rig.cluster is not None
+        detail = await act()
+        await self._rig.wait(NOTICE_SECONDS)
+        await asyncio.to_thread(self._rig.cluster.until_in_sync)
+        return detail
+
+    def _workers_node(self) -> Broker:
+        assert self._rig.cluster is not None
+        self._rig.look()
+        host = self._rig.workers[0].log.host
+        return next(node for node in self._rig.cluster.nodes if host in node.url)
+
+    async def _leader(self) -> Broker:
+        assert self._rig.cluster is not None
+        return await asyncio.to_thread(self._rig.cluster.leader, QUEUE)
+
+    async def _kill_leader(self) -> str:
+        return await self._without_node(await self._leader(), is_kill=True)
+
+    async def _stop_node(self) -> str:
+        return await self._without_node(self._workers_node())
+
+    async def _without_node(
+        self, node: Broker, *, is_kill: bool = False, seconds: float = DOWN_SECONDS
+    ) -> str:
+        await asyncio.to_thread(node.kill if is_kill else node.stop)
+        await self._rig.wait(seconds)
+        await asyncio.to_thread(node.start)
+        return ""
+
+    async def _restart_all(self) -> str:
+        assert self._rig.cluster is not None
+        for node in self._rig.cluster.nodes:
+            await self._without_node(node, seconds=0)
+            await asyncio.to_thread(self._rig.cluster.until_in_sync)
+        return ""
+
+    async def _freeze_leader(self) -> str:
+        return await self._freeze_node_of(await self._leader())
+
+    async def _freeze_node(self) -> str:
+        return await self._freeze_node_of(self._workers_node())
+
+    async def _freeze_node_of(self, node: Broker) -> str:
+        assert self._rig.cluster is not None
+        self._rig.cluster.freeze(node)
         try:
-            self.wait(seconds)
+            await self._rig.wait(FROZEN_SECONDS)
         finally:
-            self._bench.set_faults()
-        return time.time(), f"{seconds:.0f} s"
+            self._rig.cluster.thaw()
+        return ""
+
+    async def _cut_off_node(self) -> str:
+        assert self._rig.cluster is not None
+        node = self._workers_node()
+        await asyncio.to_thread(self._rig.cluster.cut_off, node)
+        await self._rig.wait(DOWN_SECONDS)
+        await asyncio.to_thread(self._rig.cluster.heal, node)
+        return ""

@@ -1,100 +1,137 @@
-"""The report of a soak as tables for a person."""
+"""What a soak counted, and its report for people."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+import statistics
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
 
 from rich.console import Console
 from rich.table import Table
 
-_CAUSES: Final = {
-    "api_fault": "the policy asks for it: the API had not said no",
-    "slow_answer": "the same, but no fault was ordered: the answer came too late",
-    "worker_kill": "the worker was killed between POST and ack",
-    "worker_freeze": "the worker was frozen, and another one was given what it had in flight",
-    "other_worker": "a connection was lost, and another worker was given what was in flight",
-    "publisher_repeat": "published twice, and taken by another worker",
-    "unexplained": "nothing explains it",
-}
+from soak import checker, webhook_checker
+from soak.growth import Growth
+
+MIB: Final = 2**20
+PLAIN_WIDTH: Final = 120
 
 
-def draw(console: Console, report: Mapping[str, Any]) -> None:
-    """Print the report: the books, the extra POSTs, the faults, the verdict."""
-    for table in (_books(report), _extras(report), _faults(report)):
-        console.print()
-        console.print(table)
-    console.print()
-    for problem in report["problems"]:
+def tell(text: str) -> None:
+    """Print a line with the time, at once."""
+    sys.stdout.write(f"{time.strftime('%H:%M:%S')}  {text}\n")
+    sys.stdout.flush()
+
+
+@dataclass
+class Books:
+    """The counts of all rounds together."""
+
+    seconds: float = 0.0
+    messages: Counter[str] = field(default_factory=Counter)
+    events: Counter[str] = field(default_factory=Counter)
+    worst: dict[str, int] = field(default_factory=lambda: {"kill": 0, "freeze": 0})
+    waits: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    malformed: int = 0
+    attacks: int = 0
+    webhook_secrets: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    def add(self, sms: checker.Verdict, webhooks: webhook_checker.Verdict) -> None:
+        """Add a round."""
+        self.messages.update(
+            {
+                "confirmed to the publisher": sms.confirmed,
+                "sent": sms.sent,
+                "lost": len(sms.lost),
+                "unexpected": len(sms.unexpected),
+                "waiting": sms.waiting,
+                **{f"dead: {reason}": count for reason, count in sms.dead.items()},
+                "dead, and yet accepted by the API": sms.dead_but_sent,
+                "out of order": len(sms.out_of_order),
+                "with a new key": len(sms.new_keys),
+                "POSTs": sms.posts,
+                **{f"POSTed again: {cause}": n for cause, n in sms.extra_posts.items()},
+                **{f"SMS doubled: {cause}": n for cause, n in sms.doubled.items()},
+            }
+        )
+        self.events.update(
+            {
+                "signed": webhooks.events,
+                "tries": webhooks.tries,
+                "refused (4xx)": webhooks.refused,
+                "answered 200": webhooks.accepted,
+                "answered 200 and missing": len(webhooks.missing),
+                "copies, each after a 503 or no answer": webhooks.copies,
+                "copies of anything else": len(webhooks.excess),
+                "stored and never signed": len(webhooks.unexpected),
+                "forged": webhooks.forged,
+                "forged and not answered 401": webhooks.forged_accepted,
+            }
+        )
+        self.worst["kill"] = max(self.worst["kill"], sms.worst_kill)
+        self.worst["freeze"] = max(self.worst["freeze"], sms.worst_freeze)
+        self.problems += [f"messages: {problem}" for problem in sms.problems]
+        self.problems += [f"webhooks: {problem}" for problem in webhooks.problems]
+        for message, posts in sms.histories.items():
+            self.problems.append("\n  ".join([message, *(posts or ["never POSTed"])]))
+        for kind, waits in sms.recovery.items():
+            self.waits[kind] += waits
+
+    def summary(self) -> str:
+        """Return the account so far in a line."""
+        lost = self.messages["lost"] + self.events["answered 200 and missing"]
+        return (
+            f"accounted for: {self.messages['confirmed to the publisher']} messages, "
+            f"{self.malformed} malformed ones, {self.events['signed']} webhooks; lost {lost}"
+        )
+
+
+def draw(
+    title: str,
+    books: Books,
+    timeline: Sequence[checker.Fault],
+    growths: Mapping[str, Growth],
+) -> None:
+    """Print the books, the faults, the growth of processes and the verdict."""
+    console = Console(highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = PLAIN_WIDTH
+    table = Table(title=title, title_justify="left", show_header=False)
+    for section, counts in (("messages", books.messages), ("webhooks", books.events)):
+        for name, count in counts.items():
+            table.add_row(f"{section} {name}", f"{count:,}")
+        table.add_section()
+    table.add_row("most SMS doubled by one kill of a worker", str(books.worst["kill"]))
+    table.add_row("most SMS doubled by one freeze of a worker", str(books.worst["freeze"]))
+    table.add_row("malformed messages", f"{books.malformed:,}")
+    table.add_row("attacks on the webhook port", f"{books.attacks:,}")
+    table.add_row("webhook secrets", str(books.webhook_secrets))
+    table.add_row("seconds", f"{books.seconds:.0f}")
+    console.print(table)
+    console.print(_faults(books, timeline))
+    for name, growth in growths.items():
+        quarters = ", ".join(f"{each / MIB:.1f}" for each in growth.quarters)
+        console.print(
+            f"{name}: {growth.start / MIB:.1f} MiB at the start, by quarters {quarters}, at the "
+            f"end {growth.end / MIB:.1f}, at most {growth.peak / MIB:.1f}; in the second half "
+            f"{growth.share:+.1%} a quarter; open files {growth.more_files:+d}"
+        )
+    for problem in books.problems:
         console.print(f"FAILED: {problem}", markup=False)
-    for message, posts in report["histories"].items():
-        console.print("\n  ".join([message, *(posts or ["never POSTed"])]), markup=False)
-    if not report["problems"]:
+    if not books.problems:
         console.print("PASSED: nothing was lost, nothing was sent twice without need.")
 
 
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", show_header=len(columns) > 2)
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if index else "left", overflow="fold")
-    return table
-
-
-def _books(report: Mapping[str, Any]) -> Table:
-    settings, versions = report["settings"], report["versions"]
-    title = f"Soak, seed {settings['seed']}"
-    if settings["workers"] > 1:
-        title += f", {settings['workers']} workers"
-    if settings["ids"] != "on":
-        title += ", without ids" if settings["ids"] == "off" else ", half of them without ids"
-    if settings["only"]:
-        title += f", only faults of the {settings['only']}"
-    table = _table(title, "", "")
-    for name, value in _book_lines(report):
-        table.add_row(name, str(value))
-    table.add_section()
-    table.add_row("faults", str(len(report["timeline"])))
-    table.add_row("duration", f"{report['seconds']:.0f} s")
-    table.add_row("peak memory of a worker", f"{report['worker_peak_mib']:.0f} MiB")
-    for name, number in versions.items():
-        table.add_row(name, number)
-    return table
-
-
-def _book_lines(report: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
-    yield "published", report["published"]
-    yield "  tries to publish", report["publishes"]
-    yield "confirmed", report["confirmed"]
-    yield "never confirmed: found / not found", f"{report['recovered']} / {report['unknown']}"
-    yield "sent", report["sent"]
-    for reason, count in sorted(report["dead"].items()):
-        yield f"dead: {reason}", count
-    yield "  dead, and yet accepted by the API", report["dead_but_sent"]
-    yield "waiting", report["waiting"]
-    yield "lost", len(report["lost"])
-    yield "unexpected", len(report["unexpected"])
-    dropped = report["worker_deliveries"].get("dropped duplicate", 0)
-    yield "repeats that the worker dropped unsent", dropped
-    yield "POSTs", report["posts"]
-    yield "  again after a definite no", report["retries_after_no"]
-    yield "  again with a new key (messages)", len(report["new_keys"])
-
-
-def _extras(report: Mapping[str, Any]) -> Table:
-    table = _table("POSTs after one that may have been accepted", "why", "POSTs", "SMS doubled")
-    for cause, text in _CAUSES.items():
-        extra, doubled = report["extra_posts"].get(cause, 0), report["doubled"].get(cause, 0)
-        table.add_row(text, str(extra), str(doubled))
-    table.add_row("most by one kill of a worker", "", str(report["worst_kill"]))
-    table.add_row("most by one freeze of a worker", "", str(report["worst_freeze"]))
-    table.add_row("most by one lost connection", "", str(report["worst_loss"]))
-    return table
-
-
-def _faults(report: Mapping[str, Any]) -> Table:
-    table = _table(
-        "From the end of the fault to the next accepted POST", "fault", "count", "median", "max"
+def _faults(books: Books, timeline: Sequence[checker.Fault]) -> Table:
+    table = Table(
+        title="Seconds from the end of a fault to the next accepted POST", title_justify="left"
     )
-    for kind, recovery in report["recovery"].items():
-        seconds = (recovery["median_seconds"], recovery["max_seconds"])
-        shown = ("-" if value is None else f"{value:.2f} s" for value in seconds)
-        table.add_row(kind, str(recovery["faults"]), *shown)
+    for name in ("fault", "times", "median", "most"):
+        table.add_column(name, justify="left" if name == "fault" else "right")
+    for kind, count in sorted(Counter(fault.kind for fault in timeline).items()):
+        known = books.waits.get(kind, [])
+        shown = [f"{statistics.median(known):.2f}", f"{max(known):.2f}"] if known else ["-", "-"]
+        table.add_row(kind, str(count), *shown)
     return table

@@ -1,323 +1,493 @@
-"""What proofs with real processes stand on: a private broker, a service, a proxy, workers."""
+"""What a soak runs on: RabbitMQ, the sandbox as SMS service, workers and a receiver, all real.
+
+Each is a process; proxies stand between the roles and what they connect to.
+"""
 
 import asyncio
 import json
-import logging
+import re
+import shlex
 import shutil
 import signal
 import sys
 import tempfile
-import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Collection, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-import uvloop
+import httpx
+from aio_pika.abc import AbstractIncomingMessage
 
-from bridge.amqp.link import USEFUL_SECONDS
-from bridge.config import WorkerSettings
+from bridge.admin.doctor import examine
 from bridge.sandbox.broker import Broker, private_broker
-from bridge.sandbox.orders import Fault
-from bridge.sandbox.processes import Child, Guard, guarded
-from bridge.topology.declarations import retry_queue
-from soak.bench import read_rss_bytes
-from soak.publisher import Publisher, Request, plan_requests
+from bridge.sandbox.processes import Child, Guard, accepts, free_ports, guarded
+from bridge.topology.declarations import dead_queue, retry_queue
+from soak.checker import DeadLetter, Post
+from soak.growth import Sample
+from soak.traffic import MountedSecrets, Request
 from tests.faults.amqp_proxy import AmqpProxy, open_amqp_proxy
-from tests.faults.bench import (
-    PROGRAM,
-    Amqp,
-    Bench,
-    Service,
-    eventually,
-    make_environ,
-    open_amqp,
-    open_service,
-)
+from tests.faults.bench import PROGRAM, Amqp, make_environ, make_settings, open_amqp
+from tests.faults.http_proxy import HttpProxy, open_http_proxy
+from tests.rabbitmq_cluster import Cluster, private_cluster
 
+QUEUE: Final = "sms.outbound"
+EVENTS: Final = "sms.inbound"
+RETRY_SECONDS: Final = (1, 2, 5)
+RETRY_DELAYS: Final = [f"{seconds}s" for seconds in RETRY_SECONDS]
+LADDER: Final = tuple(retry_queue(QUEUE, seconds) for seconds in RETRY_SECONDS)
+DEAD: Final = dead_queue(QUEUE)
 CONCURRENCY: Final = 50
-DELAYS: Final = WorkerSettings().retry_delays
-NAIVE: Final = Path(__file__).with_name("naive_worker.py")
+API_SECONDS: Final = 2
+HEARTBEAT_SECONDS: Final = 3
+# Without it hardly anything is in flight when a fault strikes.
 LATENCY_SECONDS: Final = 0.2
-# A connection that is lost sooner counts as one that never was: the next one waits longer.
-SESSION_SECONDS: Final = USEFUL_SECONDS + 0.1
-# More than any scene publishes.
-PLANNED: Final = 90_000
-# Longer than anything waits that is not in a queue.
-QUIET_SECONDS: Final = 5
-# What the drain may take, and some more.
-END_SECONDS: Final = 60
-EXIT_INTERRUPTED: Final = 130
+
+READY_SECONDS: Final = 60
+# A little more than the worker allows itself for a drain.
+GRACE_SECONDS: Final = 30
+READ_OUT_SECONDS: Final = 300.0
+IDLE_SECONDS: Final = 30.0
+ACKED_TOGETHER: Final = 500
+# RabbitMQ writes the directory of its quorum queues late: see `Broker.flush`.
+SETTLE_SECONDS: Final = 3
+# The sandbox forgets its oldest POSTs beyond this.
+LOG_LIMIT: Final = 100_000
+PAGE_BYTES: Final = 4096
+POLL_SECONDS: Final = 0.1
+SPREAD_TRIES: Final = 6
+SPREAD_SECONDS: Final = 5.0
+# Begins the `app_id` of malformed messages, which their dead letters keep.
+MALFORMED: Final = "malformed-"
 
 
-class Process:
-    """One worker that runs for real."""
+class SoakError(Exception):
+    """The soak cannot go on."""
 
-    def __init__(self, child: Child) -> None:
-        self.child = child
+
+def read_sample(pid: int) -> Sample:
+    """Return the size of a process."""
+    pages = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]
+    return Sample(int(pages) * PAGE_BYTES, len([*Path(f"/proc/{pid}/fd").iterdir()]))
+
+
+class Role:
+    """A worker or the receiver: one process at a time, and the log of all of them."""
+
+    def __init__(
+        self, name: str, role: str, values: Mapping[str, Any], folder: Path, guard: Guard
+    ) -> None:
+        self.name = name
+        self.exit_codes: Counter[int] = Counter()
+        self.log = RoleLog(folder / f"{name}.log")
+        self._role = role
+        self._environ = make_environ({**values}) | {"PYTHONFAULTHANDLER": "1"}
+        self._guard = guard
+        self._child: Child | None = None
+
+    def start(self) -> None:
+        """Start a process, which may not be ready yet."""
+        self._child = Child(
+            [*PROGRAM, self._role], guard=self._guard, log=self.log.path, environ=self._environ
+        )
 
     @property
-    def is_running(self) -> bool:
-        """Whether it has not ended."""
-        return self.child.exit_code is None
+    def pid(self) -> int:
+        """The id of its process."""
+        return self._running.pid
 
     @property
-    def rss_bytes(self) -> int:
-        """How much memory it occupies now."""
-        return read_rss_bytes(self.child.pid)
+    def _running(self) -> Child:
+        if self._child is None:
+            raise SoakError(f"{self.name} is not running")
+        return self._child
 
-    async def until_consuming(self) -> None:
-        """Return when it consumes; fail when it ends before."""
+    def look(self) -> None:
+        """Read its log; raise SoakError if it ended by itself."""
+        self.log.read()
+        if self._child is not None and self._child.exit_code is not None:
+            raise SoakError(
+                f"{self.name} ended by itself ({self._child.exit_code}):\n{self._child.tail()}"
+            )
 
-        def is_consuming() -> bool:
-            assert self.is_running, self.child.tail()
-            return '"event":"consuming"' in self.child.log.read_text(encoding="utf-8")
+    def freeze(self) -> None:
+        """Stop it in the middle of everything."""
+        self._running.signal(signal.SIGSTOP)
 
-        await eventually(is_consuming, what="a worker consumes")
-
-    async def end(self) -> float:
-        """Send SIGTERM; return after how many seconds it has ended, whatever its exit code."""
-        started = time.monotonic()
-        self.child.ask_to_end()
-        await eventually(lambda: not self.is_running, what="its end", seconds=END_SECONDS)
-        seconds = time.monotonic() - started
-        self.child.kill()  # whatever it has started
-        return seconds
+    def thaw(self) -> None:
+        """Let it continue."""
+        self._running.signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """End it at once."""
-        self.child.kill()
+        if self._child is not None:
+            self._child.kill()
+            self._child = None
+
+    async def end(self) -> None:
+        """End it in good order, and count its exit code."""
+        if (child := self._child) is not None:
+            self._child = None
+            await asyncio.to_thread(child.end, grace_seconds=GRACE_SECONDS)
+            self.exit_codes[int(child.exit_code or 0)] += 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
-    """What became of the messages that were confirmed to their publisher."""
+class RoleLog:
+    """The log of a role, read piece by piece."""
 
-    confirmed: int
-    repeated: int
-    sent: int
-    lost: int
-    waiting: int
-    dead: int
-    extra_posts: int
-    sent_twice: int
-    new_keys: int
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.events: Counter[str] = Counter()
+        # When answers timed out, by idempotency key.
+        self.slow: defaultdict[str, list[float]] = defaultdict(list)
+        # When the last message was POSTed that the service accepted.
+        self.sent_at = 0.0
+        # Whether it is the active one of ordered workers.
+        self.is_active = False
+        self.sent = 0
+        # How many deliveries were settled after SIGTERM.
+        self.late = 0
+        # The broker that its consumer connected to last.
+        self.host = ""
+        self._offset = 0
 
-
-class Load:
-    """Messages that are being published."""
-
-    def __init__(self, publisher: Publisher, requests: Sequence[Request]) -> None:
-        self._publisher = publisher
-        self._requests = requests
-
-    def confirmed(self) -> set[str]:
-        """Return the numbers whose message was confirmed."""
-        ids = set(self._publisher.confirmed)
-        return {request.number for request in self._requests if request.message_id in ids}
-
-    def repeated(self) -> set[str]:
-        """Return the numbers whose message was published more than once, for want of a confirm.
-
-        Two workers do not know of each other: each may be given one of the two.
-        """
-        counts = self._publisher.published
-        return {request.number for request in self._requests if counts[request.message_id] > 1}
-
-
-class Rig(Bench):
-    """A world with a queue of its own, and workers of both kinds as processes.
-
-    A worker has the settings of `config.example.yaml`, as far as an address is not concerned.
-    """
-
-    def __init__(self, stand: "Stand", proxy: AmqpProxy, amqp: Amqp) -> None:
-        super().__init__(stand.broker, proxy, stand.service, amqp)
-        self.ladder = [retry_queue(self.queue, delay) for delay in DELAYS]
-        self._stand = stand
-        self._processes: list[Process] = []
-
-    def values(self, **changed: Any) -> dict[str, Any]:
-        """Return the settings; `worker__queue` changes `worker.queue`."""
-        usual = {"worker__concurrency": CONCURRENCY, "worker__retry_delays": [*DELAYS]}
-        return super().values(**(usual | changed))
-
-    @property
-    def posted(self) -> int:
-        """How many POSTs have reached the service."""
-        return len(self.service.memory.requests)
-
-    @property
-    def accepted(self) -> int:
-        """How many messages the service has accepted."""
-        return len(self.service.memory.messages)
-
-    def start(self, **changed: Any) -> Process:
-        """Start a worker of ours; it may not consume yet."""
-        return self._start([*PROGRAM, "worker"], make_environ(self.values(**changed)))
-
-    def start_naive(self, style: str) -> Process:
-        """Start a worker of the usual way; it may not consume yet."""
-        where = (f"{self.proxy.url}?name=naive", self.service.url, self.queue)
-        return self._start([sys.executable, str(NAIVE), style, *where], make_environ({}))
-
-    def _start(self, command: Sequence[str], environ: dict[str, str]) -> Process:
-        log = self._stand.folder / f"{self.queue}-{len(self._processes)}.log"
-        process = Process(Child(command, guard=self._stand.guard, log=log, environ=environ))
-        self._processes.append(process)
-        return process
-
-    @asynccontextmanager
-    async def load(self, per_second: float) -> AsyncIterator[Load]:
-        """Publish so many messages a second, each again until it is confirmed."""
-        requests = plan_requests(PLANNED, seed=id(self))
-        publisher = Publisher([self.broker.url], self.queue, requests)
-        publisher.floor = per_second
-        publisher.start()
-        try:
-            yield Load(publisher, requests)
-        finally:
-            await asyncio.to_thread(publisher.stop)
-
-    async def until_accepted(self, more: int, *, seconds: float = 60) -> None:
-        """Return when the service has accepted so many messages more."""
-        goal = self.accepted + more
-        await eventually(
-            lambda: self.accepted >= goal, what=f"{more} more accepted", seconds=seconds
-        )
-
-    async def until_through(self, numbers: Collection[str], seconds: float = 240) -> None:
-        """Return when every message is accepted, or no worker has anything to do any more.
-
-        Fails at the deadline.
-        """
-        wanted, deadline = set(numbers), time.monotonic() + seconds
-        busy_at = time.monotonic()
-        before = -1
-        while wanted - {message.to for message in self.service.memory.messages}:
-            assert time.monotonic() < deadline, f"not through within {seconds:g} s"
-            if self.posted != before or await self._count_ready():
-                before, busy_at = self.posted, time.monotonic()
-            elif time.monotonic() - busy_at > QUIET_SECONDS:
-                return
-            await asyncio.sleep(0.2)
-
-    async def _count_ready(self) -> int:
-        async with open_amqp(self.broker.url) as amqp:
-            return sum([await amqp.count(queue) for queue in (self.queue, *self.ladder)])
-
-    async def account(
-        self, confirmed: Collection[str], *, repeated: Collection[str] = ()
-    ) -> Account:
-        """Account for the numbers whose message was confirmed; no worker may run any more.
-
-        What was `repeated` by its publisher is left out of the POSTs that are one too many.
-        """
-        async with open_amqp(self.broker.url) as amqp:
-            await eventually(lambda: self._is_left(amqp), what="no consumer is left")
-            waiting = await _read(amqp, [self.queue, *self.ladder])
-            dead = await _read(amqp, [self.dead_queue])
-        posts: Counter[str] = Counter()
-        keys: defaultdict[str, set[str | None]] = defaultdict(set)
-        for attempt in self.service.memory.requests:
-            posts[str(attempt.to)] += 1
-            keys[str(attempt.to)].add(attempt.idempotency_key)
-        taken = Counter(message.to for message in self.service.memory.messages)
-        return Account(
-            confirmed=len(confirmed),
-            repeated=len(repeated),
-            sent=len(taken.keys() & set(confirmed)),
-            lost=len(set(confirmed) - taken.keys() - waiting.keys() - dead.keys()),
-            # What was published and not confirmed yet may wait; what was sent may not.
-            waiting=sum(number in taken or number in confirmed for number in waiting.elements()),
-            dead=dead.total(),
-            extra_posts=sum(n - 1 for number, n in posts.items() if number not in repeated),
-            sent_twice=sum(n - 1 for number, n in taken.items() if number not in repeated),
-            new_keys=sum(len(used) - 1 for used in keys.values()),
-        )
-
-    async def _is_left(self, amqp: Amqp) -> bool:
-        return await amqp.consumers(self.queue) == 0
-
-    def limit(self, per_second: float) -> None:
-        """Have the service answer 429 to what comes faster."""
-        memory, tokens, at = self.service.memory, per_second, time.monotonic()
-
-        def take_fault(_to: str) -> Fault | None:
-            nonlocal tokens, at
-            now = time.monotonic()
-            tokens, at = min(per_second, tokens + (now - at) * per_second), now
-            if tokens < 1:
-                return Fault(status=429)
-            tokens -= 1
-            return None
-
-        self.service.misbehave({"status": 429})  # it looks for faults only when there is one
-        memory.take_fault = take_fault  # type: ignore[assignment, method-assign]
-
-    def close(self) -> None:
-        """End the workers at once."""
-        for process in self._processes:
-            process.kill()
-        self.service.memory.__dict__.pop("take_fault", None)
-
-
-async def _read(amqp: Amqp, queues: Iterable[str]) -> Counter[str]:
-    """Take everything out of the queues that there are; count how often each number is there."""
-    bodies = [
-        message.body
-        for queue in queues
-        if await amqp.count(queue)
-        for message in await amqp.take_all(queue)
-    ]
-    return Counter(str(json.loads(body)["to"]) for body in bodies)
-
-
-@dataclass(frozen=True, slots=True)
-class Stand:
-    """What all rigs of one run share."""
-
-    broker: Broker
-    service: Service
-    guard: Guard
-    folder: Path
-
-    @asynccontextmanager
-    async def rig(self) -> AsyncIterator[Rig]:
-        """Lend a rig; the service forgets everything."""
-        self.service.forget()
-        broker = self.broker
-        async with open_amqp_proxy(broker.url) as proxy, open_amqp(broker.url) as amqp:
-            rig = Rig(self, proxy, amqp)
+    def read(self) -> None:
+        """Read new lines, up to the last complete one."""
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        for line in whole.splitlines():
             try:
-                yield rig
-            finally:
-                rig.close()
+                self._note(json.loads(line))
+            except ValueError:  # half a line of a process that was killed
+                self.events["unreadable"] += 1
+
+    def _note(self, facts: Mapping[str, Any]) -> None:
+        event = str(facts.get("event"))
+        self.events[event] += 1
+        if event == "broker_connected" and facts["link"] == "worker consume":
+            self.host = facts["host"]
+        elif event in {"active", "no_longer_active", "standing_by"}:
+            self.is_active = event == "active"
+        elif event == "delivery":
+            at = datetime.fromisoformat(facts["time"]).timestamp()
+            self.late += self.events["signal"] > 0
+            if facts["outcome"] == "sent":
+                self.sent += 1
+                # What was in flight when a fault ended does not show that the worker recovered.
+                self.sent_at = max(self.sent_at, at - facts["seconds"])
+            elif "answer_timeout" in (facts.get("detail") or ""):
+                self.slow[facts["message_id"]].append(at)
+
+
+class Api:
+    """The sandbox as SMS service, and the proxy before it."""
+
+    def __init__(self, folder: Path, guard: Guard) -> None:
+        self.port = free_ports(1)[0]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.child = Child(
+            [*PROGRAM, "sandbox", "--port", str(self.port)],
+            guard=guard,
+            log=folder / "sandbox.log",
+            environ=make_environ({}),
+        )
+        self._client = httpx.AsyncClient(base_url=self.url, trust_env=False, timeout=60)
+
+    async def set_faults(self, *faults: Mapping[str, object]) -> None:
+        """Replace its faults; every other answer is a little late."""
+        late = {"latency_seconds": LATENCY_SECONDS}
+        (await self._client.put("/sandbox/faults", json=[*faults, late])).raise_for_status()
+
+    async def read_posts(self, requests: Iterable[Request]) -> list[Post]:
+        """Read every POST in its log: whose it was, and whether it was accepted."""
+        attempts = (await self._client.get("/sandbox/requests")).json()["requests"]
+        messages = (await self._client.get("/sandbox/messages")).json()["messages"]
+        if len(attempts) >= LOG_LIMIT:
+            raise SoakError(f"the sandbox keeps only the last {LOG_LIMIT} POSTs")
+        return join_log(attempts, messages, {request.number: request for request in requests})
+
+    async def forget(self) -> None:
+        """Empty its log."""
+        for log in ("requests", "messages"):
+            (await self._client.delete(f"/sandbox/{log}")).raise_for_status()
+
+    async def aclose(self) -> None:
+        """End it at once."""
+        self.child.kill()
+        await self._client.aclose()
+
+
+def join_log(
+    attempts: Sequence[Mapping[str, Any]],
+    messages: Sequence[Mapping[str, Any]],
+    by_number: Mapping[str, Request],
+) -> list[Post]:
+    """Tell for each POST in the service's log whose it was and whether it was accepted.
+
+    A message came by the last POST for its number before it. Raises SoakError if a message has
+    another text than was published, or no POST.
+    """
+    posts: list[Post] = []
+    places: defaultdict[str | None, list[int]] = defaultdict(list)
+    for attempt in attempts:
+        number = attempt["to"]
+        known = by_number.get(number or "")
+        # A number that nobody published shows as a message that nobody published.
+        owner = known.message_id if known else number
+        at = _moment(attempt)
+        places[number].append(len(posts))
+        posts.append(Post(owner, attempt["idempotency_key"], at, attempt["status"], accepted=False))
+    for message in messages:
+        request, at = by_number.get(message["to"]), _moment(message)
+        if request is not None and message["text"] != request.text:
+            raise SoakError(f"{request.message_id} was sent with another text")
+        brought = [n for n in places[message["to"]] if posts[n].at <= at and not posts[n].accepted]
+        if not brought:
+            raise SoakError(f"the sandbox logged no POST of a message of {at:.3f}")
+        posts[brought[-1]] = posts[brought[-1]]._replace(accepted=True)
+    return posts
+
+
+def _moment(entry: Mapping[str, Any]) -> float:
+    return datetime.fromisoformat(entry["received_at"]).timestamp()
+
+
+class Rig:
+    """All processes of a soak. `broker` is one node, or the first of `cluster`."""
+
+    def __init__(
+        self,
+        brokers: Broker | Cluster,
+        amqp: AmqpProxy,
+        api: Api,
+        http: HttpProxy,
+        folder: Path,
+        guard: Guard,
+    ) -> None:
+        self.cluster = brokers if isinstance(brokers, Cluster) else None
+        self.broker = brokers.nodes[0] if isinstance(brokers, Cluster) else brokers
+        self.amqp = amqp
+        self.api = api
+        self.http = http
+        self.workers: list[Role] = []
+        self.key_file = folder / "key"
+        self.key_file.write_text("key-0\n", encoding="ascii")
+        self.secrets = MountedSecrets(folder / "secrets")
+        files = self.secrets.put(current="secret-0", previous="secret-before")
+        self.port, admin_port = free_ports(2)
+        # The nodes of a cluster are reached directly, so that the roles choose between them.
+        self.urls = self.cluster.urls if self.cluster else [amqp.url]
+        self._folder = folder
+        self._guard = guard
+        self._values: dict[str, Any] = {
+            "rabbitmq.url": self.urls,
+            "rabbitmq.heartbeat_seconds": HEARTBEAT_SECONDS,
+            "admin.host": "127.0.0.1",
+            "admin.port": 0,
+            "log.format": "json",
+        }
+        webhook = {
+            "webhook.host": "127.0.0.1",
+            "webhook.port": self.port,
+            "webhook.secret_files": [str(file) for file in files],
+            "admin.port": admin_port,
+        }
+        self.receiver = Role("webhook", "webhook", self._values | webhook, folder, guard)
+
+    @property
+    def roles(self) -> list[Role]:
+        """The workers and the receiver."""
+        return [*self.workers, self.receiver]
+
+    def add_worker(self, **changed: Any) -> Role:
+        """Add a worker that is not started; `worker__ordering` changes `worker.ordering`."""
+        values = self._values | {
+            "sms_api.base_url": self.http.url,
+            "sms_api.key_file": str(self.key_file),
+            "sms_api.timeout_seconds": API_SECONDS,
+            "worker.concurrency": CONCURRENCY,
+            "worker.retry_delays": RETRY_DELAYS,
+        }
+        values |= {name.replace("__", "."): value for name, value in changed.items()}
+        name = f"worker-{len(self.workers) + 1}"
+        self.workers.append(Role(name, "worker", values, self._folder, self._guard))
+        return self.workers[-1]
+
+    async def start(self) -> None:
+        """Start all roles; return when they are ready and their queues survive a kill."""
+        for role in self.roles:
+            role.start()
+        await self.until(self._is_ready, what="all are ready")
+        if self.cluster:
+            await asyncio.to_thread(self.cluster.join)
+            await spread(self.cluster, self.urls)
+        await asyncio.sleep(SETTLE_SECONDS)
+        await asyncio.to_thread((self.cluster or self.broker).flush)
+
+    def _is_ready(self) -> bool:
+        consuming = [
+            one.log.events["consuming"] + one.log.events["standing_by"] for one in self.workers
+        ]
+        is_one_active = not consuming or any(one.log.events["consuming"] for one in self.workers)
+        return all(consuming) and is_one_active and accepts(self.port)
+
+    def look(self) -> None:
+        """Read the logs; raise SoakError if a process ended by itself."""
+        if (code := self.api.child.exit_code) is not None:
+            raise SoakError(f"the sandbox ended by itself ({code}):\n{self.api.child.tail()}")
+        for role in self.roles:
+            role.look()
+
+    async def wait(self, seconds: float) -> None:
+        """Wait, and look at the processes."""
+        await asyncio.sleep(seconds)
+        self.look()
+
+    async def until(
+        self, check: Callable[[], object], *, what: str, seconds: float = READY_SECONDS
+    ) -> None:
+        """Poll until `check` is true; raise SoakError at the deadline."""
+        try:
+            async with asyncio.timeout(seconds):
+                while not check():
+                    await self.wait(POLL_SECONDS)
+        except TimeoutError:
+            raise SoakError(f"not within {seconds:g} s: {what}") from None
+
+    async def end(self) -> None:
+        """End all roles in good order, one after the other."""
+        for role in self.roles:
+            await role.end()
+            role.log.read()
+
+    async def ctl(self, *args: str) -> str:
+        """Run `rabbitmqctl`."""
+        return await asyncio.to_thread((self.cluster or self.broker).ctl, *args)
+
+    async def count_waiting(self) -> int:
+        """Count the messages in the main and retry queues, including the unacknowledged ones."""
+        text = await self.ctl("list_queues", "--formatter", "json", "name", "messages")
+        sizes = {row["name"]: row["messages"] for row in json.loads(text)}
+        return sum(int(sizes.get(name) or 0) for name in (QUEUE, *LADDER))
+
+    async def take_messages(self, queues: Iterable[str]) -> list[dict[str, Any]]:
+        """Take all messages out of queues; return number, reason and `app_id` of each."""
+        async with asyncio.timeout(READ_OUT_SECONDS), open_amqp(self.broker.url) as amqp:
+            return [
+                {
+                    "number": _number_of(message.body),
+                    "reason": str(message.headers.get("sms-bridge-reason")),
+                    "app_id": message.app_id or "",
+                }
+                for queue in queues
+                for message in await _take_all(amqp, queue)
+            ]
+
+    async def take_events(self) -> Counter[str]:
+        """Take all stored webhooks, and count the copies by event id."""
+        async with asyncio.timeout(READ_OUT_SECONDS), open_amqp(self.broker.url) as amqp:
+            messages = await _take_all(amqp, EVENTS)
+        return Counter(str(message.headers.get("sms-bridge-event-id")) for message in messages)
+
+    async def aclose(self) -> None:
+        """End all processes at once."""
+        for role in self.roles:
+            role.kill()
+        await self.api.aclose()
+
+
+async def _take_all(amqp: Amqp, queue: str) -> list[AbstractIncomingMessage]:
+    """Consume what is in a queue now; more may follow all the time."""
+    source = await amqp.channel.declare_queue(queue, passive=True)
+    left = source.declaration_result.message_count or 0
+    found: list[AbstractIncomingMessage] = []
+    if left:
+        # What follows goes back to the queue. Some thousands may wait for their acks.
+        async with source.iterator(timeout=IDLE_SECONDS) as messages:
+            async for message in messages:
+                found.append(message)
+                if len(found) % ACKED_TOGETHER == 0 or len(found) >= left:
+                    await message.ack(multiple=True)
+                if len(found) >= left:
+                    break
+    return found
+
+
+async def spread(cluster: Cluster, urls: Sequence[str]) -> None:
+    """Bring queues that are older than the cluster to all nodes, as `check --online` says.
+
+    Raises SoakError if the check does not find them, or if its remedy does not work.
+    """
+    values = {
+        "rabbitmq.url": [*urls],
+        "sms_api.base_url": "http://127.0.0.1:9",
+        "sms_api.key": "soak",
+        "worker.retry_delays": RETRY_DELAYS,
+        "webhook.secrets": ["secret-0"],
+    }
+    settings, url = make_settings(values), cluster.nodes[0].management_url
+    for tries in range(SPREAD_TRIES):
+        found = await examine(settings, ("worker", "webhook"), management=url)
+        poor = [one for one in found if one.subject == "replicas"]
+        if not poor and not tries:
+            raise SoakError("check --online does not see that the queues are on one node")
+        if not poor:
+            return
+        for one in poor:
+            for command in (one.fix or "").split("; "):
+                tool, *arguments = shlex.split(command)
+                await asyncio.to_thread(cluster.nodes[0].ctl, *arguments, tool=tool)
+        # The management API shows new members some seconds late.
+        await asyncio.sleep(SPREAD_SECONDS)
+    raise SoakError("the queues are still not on three nodes")
+
+
+def _number_of(body: bytes) -> str:
+    found = re.search(rb'"to": ?"(\+\d+)"', body)
+    return found[1].decode() if found else ""
+
+
+def dead_letters(
+    messages: Iterable[Mapping[str, Any]], requests: Iterable[Request]
+) -> list[DeadLetter]:
+    """Return the dead letters among taken messages, without those of malformed ones."""
+    owners = {request.number: request.message_id for request in requests}
+    return [
+        DeadLetter(owners.get(one["number"], one["number"]), one["reason"])
+        for one in messages
+        if not one["app_id"].startswith(MALFORMED)
+    ]
 
 
 @asynccontextmanager
-async def open_stand(*, management: bool = False) -> AsyncIterator[Stand]:
-    """Lend a stand, and leave nothing of it behind."""
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None
-    folder = Path(tempfile.mkdtemp(prefix="sms-bridge-proof-"))
-    try:
-        with private_broker(management=management) as broker, guarded() as guard:
-            async with open_service() as service:
-                for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                    loop.add_signal_handler(number, task.cancel)
-                yield Stand(broker, service, guard, folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+async def open_rig(*, nodes: int = 1, management: bool = False) -> AsyncIterator[Rig]:
+    """Lend a rig without workers; its logs stay in a folder under /tmp if the block raises."""
+    folder = Path(tempfile.mkdtemp(prefix="sms-bridge-soak-"))
+    sys.stdout.write(f"the logs are in {folder}\n")
+    run_brokers = private_cluster if nodes > 1 else private_broker
+    with run_brokers(management=management) as broker, guarded() as guard:
+        async with rig_on(broker, folder, guard) as rig:
+            yield rig
+    shutil.rmtree(folder)
 
 
-def run(main: Coroutine[Any, Any, int]) -> int:
-    """Run a command to its end, or to the first signal, and return its exit code."""
-    # What goes wrong on the clients' connections is meant to.
-    logging.disable(logging.CRITICAL)
-    try:
-        return uvloop.run(main)
-    except asyncio.CancelledError:
-        return EXIT_INTERRUPTED
+@asynccontextmanager
+async def rig_on(broker: Broker | Cluster, folder: Path, guard: Guard) -> AsyncIterator[Rig]:
+    """Lend a rig on a broker that runs."""
+    api = Api(folder, guard)
+    first = broker.nodes[0] if isinstance(broker, Cluster) else broker
+    async with open_amqp_proxy(first.url) as amqp, open_http_proxy(api.url) as http:
+        rig = Rig(broker, amqp, api, http, folder, guard)
+        try:
+            await rig.until(lambda: accepts(api.port), what="the sandbox answers")
+            await api.set_faults()
+            yield rig
+        finally:
+            await rig.aclose()

@@ -1,221 +1,455 @@
-"""The soak: many messages, many faults, and an account of every single message.
+"""Soaks: traffic under faults for as long as you like, and an account of every message and webhook.
 
-    python soak/run.py --messages 50000 --seed 1 --faults 100 --json soak.json
+    python soak/run.py SCENARIO --minutes 20 --seed 1 --workers 3
 
-Exit code 0: nothing was lost, nothing sent twice without need. 1: it was. 2: bad usage.
+Exit code 0: nothing was lost, and nothing sent twice without need. 1: a promise was broken.
 """
 
 import argparse
-import json
+import asyncio
 import logging
-import platform
 import random
-import shutil
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import asdict
-from importlib.metadata import version
-from pathlib import Path
-from typing import Any, Final, get_args
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from random import Random
+from typing import Final
 
-from rich.console import Console
+import uvloop
 
+from bridge import is_compiled
 from bridge.errors import BridgeError
-from bridge.sandbox.broker import private_broker
-from bridge.sandbox.processes import guarded
-from soak.bench import CONCURRENCY, QUEUE, Bench, SoakError, bounded
-from soak.checker import GROUPS, Evidence, Fault, Verdict, check
-from soak.nemesis import Nemesis
-from soak.publisher import Ids, Publisher, plan_requests
-from soak.report import draw
+from soak import checker, webhook_checker
+from soak.growth import Growth, Sample, is_judged, measure
+from soak.nemesis import CUT_SHORT, SPOILING, Nemesis
+from soak.report import Books, draw, tell
+from soak.rig import (
+    CONCURRENCY,
+    DEAD,
+    LADDER,
+    MALFORMED,
+    QUEUE,
+    Rig,
+    SoakError,
+    dead_letters,
+    open_rig,
+    read_sample,
+)
+from soak.scaling import scale
+from soak.traffic import EventSender, Ids, Publisher, Request, make_malformed, plan_requests
+from tests.faults.attack import ATTACKS, strike
+from tests.faults.bench import open_amqp
 
-DRAIN_SECONDS: Final = 180.0
-# What the end needs: the drain, the reading out, the end of all processes.
-END_SECONDS: Final = 300.0
-FIRST_CYCLE_SECONDS: Final = 20.0
-# For what is left to publish when the last fault is over.
-RUSH_PER_SECOND: Final = 300.0
+ROUND_SECONDS: Final = 300.0
 WARM_UP_SECONDS: Final = 3.0
-# With fewer there is nothing to send when some fault ends, which looks as if it had not ended.
-MESSAGES_PER_FAULT: Final = 100
-PLAIN_WIDTH: Final = 120
+CALM_SECONDS: Final = 30.0
+DRAIN_SECONDS: Final = 180.0
+# The last round, its drain and the reading out may take this much longer.
+END_SECONDS: Final = 900
+# Messages that are left to publish when a round ends would only have to be drained.
+PLANNED_SHARE: Final = 1.5
+ORDERING_KEYS: Final = 40
+ROTATION_SECONDS: Final = 20.0
+RELOAD_SECONDS: Final = 30.0
+MALFORMED_PER_SECOND: Final = 2.0
+STRANGERS: Final = 4
+BETWEEN_SECONDS: Final = 0.5
+# No event of a cluster may leave anybody without an SMS or a stored webhook for longer.
+MAX_GAP_SECONDS: Final = 10.0
+# What a cluster's workers have left to send while the publisher looks for a node.
+BACKLOG: Final = 600
 MAX_WORKERS: Final = 8
-
 EXIT_INTERRUPTED: Final = 130
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """What runs, and which faults it meets; rates are per second."""
+
+    what: str
+    groups: Sequence[str] = ("broker", "worker", "receiver", "api")
+    without: str = ""
+    nodes: int = 1
+    workers: int = 1
+    is_ordered: bool = False
+    messages: float = 40.0
+    events: float = 20.0
+    ids: Ids = "half"
+    minutes: float = 20.0
+    # The same processes run from start to end: do they grow?
+    is_watched: bool = False
+
+
+SCENARIOS: Final = {
+    "faults": Scenario(what="workers under faults of everything"),
+    "ordering": Scenario(
+        what="three workers with `ordering: recipient`, the active one killed again and again",
+        groups=("worker", "broker"),
+        # A frozen worker does not know that it has lost the lock.
+        without="frozen",
+        workers=3,
+        is_ordered=True,
+        ids="on",
+    ),
+    "cluster": Scenario(
+        what="nodes of a RabbitMQ cluster of three are killed, stopped, frozen and cut off",
+        groups=("broker",),
+        nodes=3,
+        ids="on",
+        minutes=6,
+    ),
+    "webhook": Scenario(
+        what="webhooks while secrets are replaced and broker and receiver killed",
+        groups=("broker", "receiver"),
+        messages=10.0,
+        events=200.0,
+    ),
+    "hour": Scenario(
+        what="one worker and the receiver, which may neither end nor grow",
+        groups=("broker", "api"),
+        messages=150.0,
+        events=150.0,
+        minutes=60,
+        is_watched=True,
+    ),
+}
+SCALING: Final = "scaling"
+
+
 class Soak:
-    """One run: traffic under faults, then the drain, then the books."""
+    """One run: rounds of traffic under faults, each with its account."""
 
-    def __init__(self, bench: Bench, options: argparse.Namespace, console: Console) -> None:
-        self._bench = bench
-        self._console = console
-        self._faults: int = options.faults
-        self._begun = time.monotonic()
-        self._deadline = self._begun + options.max_seconds - END_SECONDS
-        self._requests = plan_requests(options.messages, seed=options.seed, ids=options.ids)
-        self._publisher = Publisher([bench.broker.url], QUEUE, self._requests)
-        self._nemesis = Nemesis(
-            bench, seed=options.seed, groups=[options.only] if options.only else GROUPS
+    def __init__(self, rig: Rig, scenario: Scenario, options: argparse.Namespace) -> None:
+        self.books = Books()
+        self.growths: dict[str, Growth] = {}
+        self._rig = rig
+        self._scenario = scenario
+        self._is_calm: bool = options.calm
+        self._seed: int = options.seed
+        self._random = Random(options.seed)
+        self._seconds: float = options.minutes * 60
+        self._events = EventSender(rig.port, seed=options.seed, secret="secret-0")
+        changed = {"worker__ordering": "recipient"} if scenario.is_ordered else {}
+        if rig.cluster:
+            # The pace is the workers', so that a publisher that lost its node hides no gap.
+            changed["worker__rate_limit__per_second"] = scenario.messages / options.workers
+        for _ in range(options.workers):
+            rig.add_worker(**changed)
+        self.nemesis = Nemesis(
+            rig,
+            self._random,
+            groups=scenario.groups,
+            only=options.only,
+            without=scenario.without,
         )
+        self._malformed: set[str] = set()
+        self._dead_malformed: set[str] = set()
+        self._samples: defaultdict[str, list[Sample]] = defaultdict(list)
+        self._planned = 0
 
-    def run(self) -> tuple[Verdict, dict[str, Any]]:
-        """Play it all; return the verdict, and what else there is to tell."""
-        versions = _versions(self._bench)
-        self._publisher.start()
-        try:
-            self._bring_faults()
-            self._publish_rest()
-        finally:
-            self._publisher.stop()
-        drained_after = self._drain()
-        self._bench.end_workers()
-        self._bench.log.read()
-        verdict = check(self._collect())
-        verdict.problems += [*self._nemesis.stalls, *self._problems_of_worker()]
-        return verdict, self._context(versions, drained_after)
-
-    def _bring_faults(self) -> None:
-        self._publisher.floor = 1
-        self._publisher.share = 1 / FIRST_CYCLE_SECONDS / (self._faults + 1)
-        self._nemesis.wait(WARM_UP_SECONDS)
+    async def run(self) -> None:
+        """Play all rounds."""
+        await self._rig.start()
         begun = time.monotonic()
-        for done in range(1, self._faults + 1):
-            fault = self._nemesis.strike()
-            self._tell(fault, done)
-            self._nemesis.rest()
-            if time.monotonic() > self._deadline:
-                self._nemesis.stalls.append(f"only {done} faults fitted into --max-seconds")
-                return
-            cycle = (time.monotonic() - begun) / done
-            # As if there were one fault more, so that there is traffic in the last one, too.
-            self._publisher.share = 1 / cycle / (self._faults - done + 1)
+        hardships = [self._watch, self._publish_malformed, self._replace_secrets]
+        hardships += [self._attack] * STRANGERS
+        async with _running(hardships):
+            while (left := begun + self._seconds - time.monotonic()) > 0:
+                await self._play_round(left if self._rig.cluster else min(left, ROUND_SECONDS))
+        await self._rig.end()
+        self.books.seconds = time.monotonic() - begun
+        self.books.problems += [*self.nemesis.stalls, *self._problems_of_roles()]
+        if self._scenario.is_watched:
+            self._judge_growth()
 
-    def _tell(self, fault: Fault, done: int) -> None:
-        clock = time.strftime("%H:%M:%S", time.localtime(fault.started))
-        what = f"{fault.kind} {fault.detail}".rstrip()
-        self._console.print(
-            f"{clock}  {done:>3}/{self._faults}  {what}: {fault.ended - fault.started:.1f} s, "
-            f"then sending again after {time.time() - fault.ended:.1f} s; "
-            f"{len(self._publisher.confirmed)} confirmed",
-            markup=False,
+    async def _play_round(self, seconds: float) -> None:
+        scenario, rig = self._scenario, self._rig
+        ends = time.monotonic() + seconds
+        requests = plan_requests(
+            int(scenario.messages * PLANNED_SHARE * max(seconds, ROUND_SECONDS)),
+            seed=self._seed,
+            ids=scenario.ids,
+            keys=ORDERING_KEYS if scenario.is_ordered else 0,
+            first=self._planned,
         )
+        self._planned += len(requests)
+        urls = rig.urls if rig.cluster else [rig.broker.url]
+        publisher = Publisher(
+            urls,
+            QUEUE,
+            requests,
+            per_second=scenario.messages,
+            burst=BACKLOG if rig.cluster else 0,
+        )
+        self._events.forget()
+        async with self._events.sending(scenario.events), publisher.publishing():
+            await rig.wait(WARM_UP_SECONDS)
+            while time.monotonic() < ends:
+                if self._is_calm:
+                    await rig.wait(min(CALM_SECONDS, ends - time.monotonic()))
+                else:
+                    await self._bring_fault()
+        # Later ones need not be dead yet when the dead letters are taken.
+        malformed = set(self._malformed)
+        await self._drain()
+        await self._account(publisher, requests, malformed)
 
-    def _publish_rest(self) -> None:
-        self._publisher.floor = RUSH_PER_SECOND
-        seconds = max(0.0, self._deadline - time.monotonic())
-        self._nemesis.wait(seconds, until=lambda: self._publisher.is_done)
+    async def _bring_fault(self) -> None:
+        fault = await self.nemesis.strike()
+        name = f"{fault.kind} {fault.detail}".rstrip()
+        tell(
+            f"{name}: {fault.ended - fault.started:.1f} s, then sending again "
+            f"after {time.time() - fault.ended:.1f} s"
+        )
+        await self._rig.wait(self._random.uniform(2, 6))
 
-    def _drain(self) -> float:
-        """Wait until the queues are empty, twice in a row; return how long it took."""
-        begun = time.monotonic()
-        empty = 0
-        while empty < 2 and time.monotonic() < begun + DRAIN_SECONDS:
-            empty = 0 if self._bench.count_waiting() else empty + 1
-            self._nemesis.wait(1)
-        return time.monotonic() - begun
+    async def _drain(self) -> None:
+        """Wait until the queues are empty, twice in a row."""
+        ends, empty = time.monotonic() + DRAIN_SECONDS, 0
+        while empty < 2 and time.monotonic() < ends:
+            empty = 0 if await self._rig.count_waiting() else empty + 1
+            await self._rig.wait(1)
 
-    def _collect(self) -> Evidence:
-        return Evidence(
-            published=self._publisher.published,
-            confirmed=self._publisher.confirmed,
-            posts=self._bench.read_posts(self._requests),
-            dead=self._bench.read_dead_letters(self._requests),
-            waiting=self._bench.read_waiting(self._requests),
-            faults=self._nemesis.timeline,
-            slow=self._bench.log.slow,
-            nameless={one.message_id for one in self._requests if not one.has_id},
+    # The account
+
+    async def _account(
+        self, publisher: Publisher, requests: Sequence[Request], malformed: set[str]
+    ) -> None:
+        known = len(self.books.problems)
+        evidence = await self._collect(publisher, requests)
+        events = webhook_checker.Evidence(
+            events=self._events.events,
+            stored=await self._rig.take_events(),
+            forged=self._events.forged,
+        )
+        verdict = checker.check(evidence)
+        self.books.add(verdict, webhook_checker.check(events))
+        if lost := malformed - self._dead_malformed:
+            self.books.problems.append(f"malformed messages are lost: {sorted(lost)}")
+            self._dead_malformed |= lost
+        self.books.malformed = len(self._dead_malformed)
+        if self._rig.cluster:
+            accepted = sorted(post.at for post in evidence.posts if post.accepted)
+            self._judge_gaps(accepted, verdict)
+        await self._rig.api.forget()
+        self.nemesis.spoiled.clear()
+        for problem in self.books.problems[known:]:
+            tell(f"FAILED: {problem}")
+        tell(self.books.summary())
+
+    async def _collect(self, publisher: Publisher, requests: Sequence[Request]) -> checker.Evidence:
+        rig = self._rig
+        known = [request for request in requests if request.message_id in publisher.published]
+        rows: defaultdict[str, list[str]] = defaultdict(list)
+        slow: defaultdict[str, list[float]] = defaultdict(list)
+        for request in known:
+            if request.key is not None:
+                rows[request.key].append(request.message_id)
+        for worker in rig.workers:
+            worker.log.read()
+            for key, moments in worker.log.slow.items():
+                slow[key] += moments
+            worker.log.slow.clear()
+        spoiling = [fault for fault in self.nemesis.timeline if fault.kind in SPOILING]
+
+        def is_spoiled(post: checker.Post) -> bool:
+            covered = any(fault.covers(post.at) for fault in spoiling)
+            return covered and post.key in self.nemesis.spoiled
+
+        taken = await rig.take_messages([DEAD])
+        for letter in taken:
+            if (name := letter["app_id"]).startswith(MALFORMED):
+                self._dead_malformed.add(name)
+                if letter["reason"] != "invalid":
+                    self.books.problems.append(f"{name} is dead as {letter['reason']}")
+        waiting = await rig.take_messages([QUEUE, *LADDER]) if await rig.count_waiting() else []
+        owners = {request.number: request.message_id for request in known}
+        return checker.Evidence(
+            published=publisher.published,
+            confirmed=publisher.confirmed,
+            # What the service answered did not reach the worker.
+            posts=[
+                post._replace(status=None) if is_spoiled(post) else post
+                for post in await rig.api.read_posts(known)
+            ],
+            dead=dead_letters(taken, known),
+            waiting=[owners.get(one["number"], one["number"]) for one in waiting],
+            faults=self.nemesis.timeline,
+            slow=slow,
+            nameless={one.message_id for one in known if not one.has_id},
+            rows=rows.values(),
             concurrency=CONCURRENCY,
-            workers=self._bench.workers,
+            workers=len(rig.workers),
         )
 
-    def _problems_of_worker(self) -> Iterator[str]:
-        for event in ("internal_error", "unhandled_error"):
-            if count := self._bench.log.events[event]:
-                yield f"the worker logged {event} {count} times"
-        if bad := {code: n for code, n in self._bench.worker_exits.items() if code}:
-            yield f"after SIGTERM the worker did not end cleanly: {bad}"
+    def _judge_gaps(self, accepted: Sequence[float], verdict: checker.Verdict) -> None:
+        """Measure how long each event of a cluster left people without service."""
+        stored = sorted(self._events.accepted_at)
+        for fault in self.nemesis.timeline:
+            for what, moments in (("an SMS", accepted), ("a webhook", stored)):
+                gap = _longest_gap(moments, fault.started, fault.ended)
+                tell(f"{fault.kind}: at most {gap:.1f} s without {what}")
+                if gap > MAX_GAP_SECONDS:
+                    self.books.problems.append(f"{fault.kind}: {gap:.1f} s without {what}")
+        # Two workers may take what the publisher repeats for want of a confirm.
+        if extra := {c: n for c, n in verdict.extra_posts.items() if c != "publisher_repeat"}:
+            self.books.problems.append(f"POSTs too many, by cause: {extra}")
+        if verdict.dead:
+            self.books.problems.append(f"dead letters, by reason: {verdict.dead}")
 
-    def _context(self, versions: dict[str, str], drained_after: float) -> dict[str, Any]:
-        return {
-            "versions": versions,
-            "seconds": round(time.monotonic() - self._begun, 1),
-            "drained_after_seconds": round(drained_after, 1),
-            "worker_peak_mib": round(self._bench.worker_peak_kib / 1024, 1),
-            "worker_deliveries": dict(self._bench.log.deliveries),
-            "worker_events": dict(self._bench.log.events),
-            "timeline": [asdict(fault) for fault in self._nemesis.timeline],
-        }
+    def _problems_of_roles(self) -> Iterator[str]:
+        told = 0
+        kinds = Counter(fault.kind for fault in self.nemesis.timeline)
+        for role in self._rig.roles:
+            told += role.log.events["unhandled_error"]
+            if count := role.log.events["internal_error"]:
+                yield f"{role.name} logged internal_error {count} times"
+            if bad := {code: n for code, n in role.exit_codes.items() if code}:
+                yield f"after SIGTERM {role.name} did not end cleanly: {bad}"
+        if told > (cut := sum(n for kind, n in kinds.items() if kind.endswith(CUT_SHORT))):
+            yield f"unhandled_error was logged {told} times, with {cut} frames cut short"
+
+    def _judge_growth(self) -> None:
+        for name, samples in self._samples.items():
+            self.growths[name] = growth = measure(samples)
+            if is_judged(self.books.seconds):
+                self.books.problems += [f"{name}: {problem}" for problem in growth.problems()]
+
+    # What goes on all the time, whatever fault is on
+
+    async def _watch(self) -> None:
+        while True:
+            for role in self._rig.roles:
+                # A role that is being replaced has no process.
+                with suppress(OSError, SoakError):
+                    self._samples[role.name].append(read_sample(role.pid))
+            await asyncio.sleep(1)
+
+    async def _publish_malformed(self) -> None:
+        number = 0
+        while True:
+            # Its connection breaks as often as those of the bridge.
+            with suppress(Exception):
+                async with open_amqp(self._rig.broker.url) as amqp:
+                    while True:
+                        number += 1
+                        name = f"{MALFORMED}{number}"
+                        body, properties = make_malformed(self._random, number)
+                        await amqp.publish(QUEUE, body, app_id=name, **properties)
+                        self._malformed.add(name)
+                        await asyncio.sleep(1 / MALFORMED_PER_SECOND)
+            await asyncio.sleep(BETWEEN_SECONDS)
+
+    async def _replace_secrets(self) -> None:
+        """Give the receiver a new secret beside the last one; the one before must be refused."""
+        removed = "secret-before"
+        while True:
+            await asyncio.sleep(ROTATION_SECONDS)
+            old, new = self._events.secret, f"secret-{self.books.webhook_secrets + 1}"
+            self._rig.secrets.put(current=new, previous=old)
+            if not await self._is_refused(removed):
+                self.books.problems.append(f"{removed} was removed, and not refused")
+            self._events.secret, removed = new, old
+            self.books.webhook_secrets += 1
+
+    async def _is_refused(self, secret: str) -> bool:
+        ends = time.monotonic() + RELOAD_SECONDS
+        while (status := await self._events.probe(secret)) != 401:
+            # While the receiver is away nobody looks at the files.
+            if status is not None and time.monotonic() > ends:
+                return False
+            await asyncio.sleep(BETWEEN_SECONDS)
+        return True
+
+    async def _attack(self) -> None:
+        while True:
+            with suppress(OSError):
+                await strike(self._rig.port, ATTACKS[self._random.choice([*ATTACKS])])
+            self.books.attacks += 1
+            await asyncio.sleep(BETWEEN_SECONDS)
 
 
-def main() -> int:
-    """Run the soak that the command line asks for and return the exit code."""
-    options = _parse_arguments()
-    console = Console(highlight=False, soft_wrap=True)
-    if not console.is_terminal:
-        console.width = PLAIN_WIDTH
-    # What goes wrong on the publisher's connections is meant to.
-    logging.disable(logging.CRITICAL)
+def _longest_gap(moments: Sequence[float], started: float, ended: float) -> float:
+    """Return the longest time without any of these moments within a span."""
+    within = [moment for moment in moments if started <= moment <= ended]
+    return max(later - earlier for earlier, later in pairwise([started, *within, ended]))
+
+
+@asynccontextmanager
+async def _running(ways: Sequence[Callable[[], Awaitable[None]]]) -> AsyncIterator[None]:
+    """Run all until the end of the block; raises as soon as one of them fails."""
+
+    async def run(way: Callable[[], Awaitable[None]]) -> None:
+        with suppress(asyncio.CancelledError):
+            await way()
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(run(way)) for way in ways]
+        yield
+        for task in tasks:
+            task.cancel()
+
+
+async def play(scenario: Scenario, options: argparse.Namespace) -> bool:
+    """Play a scenario, print the report, and return whether every promise was kept."""
+    async with AsyncExitStack() as stack:
+        rig = await stack.enter_async_context(
+            open_rig(nodes=scenario.nodes, management=scenario.nodes > 1)
+        )
+        soak = Soak(rig, scenario, options)
+        await soak.run()
+        kind = "compiled" if is_compiled() else "plain"
+        version = await rig.ctl("version")
+        title = f"{options.scenario}, seed {options.seed}, {options.workers} workers, {kind}"
+        draw(
+            f"{title}, RabbitMQ {version.strip()}", soak.books, soak.nemesis.timeline, soak.growths
+        )
+        if soak.books.problems:
+            # Keeps the logs.
+            raise SoakError(f"{len(soak.books.problems)} promises were broken")
+    return True
+
+
+async def main(options: argparse.Namespace) -> int:
+    """Play the scenario that the command line asks for, and return the exit code."""
     try:
-        with bounded(options.max_seconds):
-            return _run(options, console)
-    except (SoakError, BridgeError) as error:
-        console.print(f"FAILED: {error}", markup=False)
+        async with asyncio.timeout(options.minutes * 60 + END_SECONDS):
+            if options.scenario == SCALING:
+                await scale(options.seed, minutes=options.minutes)
+            else:
+                await play(SCENARIOS[options.scenario], options)
+    except (SoakError, BridgeError, TimeoutError, ExceptionGroup) as error:
+        for each in getattr(error, "exceptions", [error]):
+            tell(f"FAILED: {type(each).__name__}: {each}")
         return 1
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-
-
-def _run(options: argparse.Namespace, console: Console) -> int:
-    folder = Path(tempfile.mkdtemp(prefix="sms-bridge-soak-"))
-    console.print(f"seed {options.seed}; the logs are in {folder}", markup=False)
-    with private_broker(management=True) as broker, guarded() as guard:
-        bench = Bench(broker, folder, guard, workers=options.workers)
-        try:
-            bench.start()
-            verdict, context = Soak(bench, options, console).run()
-        finally:
-            bench.close()
-    settings = {key: value for key, value in vars(options).items() if key != "json"}
-    report = {"settings": settings, **asdict(verdict), **context}
-    if options.json is not None:
-        options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    draw(console, report)
-    if not verdict.problems:
-        shutil.rmtree(folder)
-    return 1 if verdict.problems else 0
-
-
-def _versions(bench: Bench) -> dict[str, str]:
-    packages = {name: version(name) for name in ("sms-bridge", "aio-pika", "aiormq")}
-    return {
-        **packages,
-        "RabbitMQ": bench.broker_version(),
-        "Python": platform.python_version(),
-    }
+    return 0
 
 
 def _parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Many messages, many faults, every one accounted.")
-    parser.add_argument("--messages", type=int, default=50_000)
-    parser.add_argument("--faults", type=int, default=100)
+    parser = argparse.ArgumentParser(description="Traffic under faults, everything accounted for.")
+    parser.add_argument("scenario", choices=[*SCENARIOS, SCALING], nargs="?", default="faults")
+    parser.add_argument("--minutes", type=float)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
-    parser.add_argument("--workers", type=int, default=1, help="how many take from the queue")
-    parser.add_argument("--ids", choices=get_args(Ids), default="on", help="publish with an id")
-    parser.add_argument("--only", choices=("broker", "worker", "api"), help="kinds of faults")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there, too")
-    parser.add_argument("--max-seconds", type=int, default=3600)
+    parser.add_argument("--workers", type=int)
+    parser.add_argument("--only", default="", metavar="WORDS", help="only faults named so")
+    parser.add_argument("--calm", action="store_true", help="bring no faults")
     options = parser.parse_args()
-    if options.faults < 0 or options.max_seconds <= END_SECONDS:
-        parser.error(f"--max-seconds must be over {END_SECONDS:.0f}, --faults not negative")
-    if not 1 <= options.workers <= MAX_WORKERS:
-        parser.error(f"--workers must be 1 to {MAX_WORKERS}")
-    if options.messages < max(1, MESSAGES_PER_FAULT * options.faults):
-        parser.error(f"every fault needs {MESSAGES_PER_FAULT} messages")
+    scenario = SCENARIOS.get(options.scenario, Scenario(what="", minutes=15))
+    options.minutes = options.minutes or scenario.minutes
+    options.workers = options.workers or scenario.workers
+    if options.minutes <= 0 or not 1 <= options.workers <= MAX_WORKERS:
+        parser.error(f"--minutes must be over 0, --workers 1 to {MAX_WORKERS}")
     return options
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # What goes wrong on the clients' connections is meant to.
+    logging.disable(logging.CRITICAL)
+    try:
+        sys.exit(uvloop.run(main(_parse_arguments())))
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)

@@ -1,66 +1,139 @@
-"""Workers that come and go as KEDA has them: none to many and back, and an account of it all.
+"""Scale workers as KEDA does, from none to several and back, and account for every message.
 
-    python soak/scaling.py --messages 6000 --waves 4 --seed 1
-
-The numbers come from the chart's own ScaledObject, and from RabbitMQ's management API; the workers
-are processes, and any of them may be the one that is ended. Exit code 1: a promise was broken.
+The numbers come from the chart's own ScaledObject and from RabbitMQ's management API, the rules
+from KEDA's `rabbitmq_scaler.go` and "Scaling Deployments", and from Kubernetes' "Horizontal Pod
+Autoscaling".
 """
 
-import argparse
 import asyncio
 import itertools
-import json
-import random
-import sys
+import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from random import Random
 from typing import Any, Final
+from urllib.parse import quote_plus
 
 import httpx
 
-from bridge.topology.declarations import retry_queue
-from soak.autoscaler import Autoscaler
-from soak.figures import tell
-from soak.rig import END_SECONDS, LATENCY_SECONDS, Process, Rig, Stand, open_stand, run
-from soak.scenes import Finding
+from bridge.topology.declarations import QUORUM, retry_queue
+from soak.checker import Evidence, check
+from soak.report import tell
+from soak.rig import DEAD, QUEUE, Rig, Role, SoakError, dead_letters, open_rig
+from soak.traffic import Request, plan_requests
 from tests.chart.rendering import MINIMAL, Values, merged, nested, of_kind, render
-from tests.faults.bench import eventually, make_numbers
-from tests.faults.traffic import TOO_EARLY, once_each
+from tests.faults.bench import open_amqp
 
-MAX_SECONDS: Final = 900
+# The autoscaler does not act while the measure is this near its target.
+TOLERANCE: Final = 0.1
 WAVE_SECONDS: Final = 200
 ANSWER_SECONDS: Final = 30
 TICK_SECONDS: Final = 0.1
-# Of each wave; the others come all at once.
+# Of each wave; the rest comes at once.
 TRICKLE_SHARE: Final = 0.25
-TRICKLE_SECONDS: Final = 16
 LATE: Final = 5
 MOST_SHARE: Final = 0.8
-# Longer than it takes until no worker is left: two reports of the broker, 5 s each, the cooldown,
-# and a look.
-LADDER_SECONDS: Final = 25
-# The same, on a computer that is busy with the workers' ends.
+# Until no worker is left, on a machine that is busy with the workers' ends.
 EMPTY_SECONDS: Final = 90
+
+
+class Autoscaler:
+    """Decides how many workers there should be.
+
+    It knows one trigger, on the length of a queue, and scaling down by a number of pods. Scaling
+    up is limited by the maximum alone: Kubernetes' default allows four pods at once.
+    """
+
+    def __init__(self, scaled_object: Mapping[str, Any]) -> None:
+        spec = scaled_object["spec"]
+        (trigger,) = spec["triggers"]
+        scale_down = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]["scaleDown"]
+        (policy,) = scale_down["policies"]
+        assert (trigger["metricType"], policy["type"]) == ("AverageValue", "Pods")
+        self.polling_seconds: int = spec["pollingInterval"]
+        self._fewest: int = spec["minReplicaCount"]
+        self._most: int = spec["maxReplicaCount"]
+        self._cooldown_seconds: int = spec["cooldownPeriod"]
+        self._window_seconds: int = scale_down["stabilizationWindowSeconds"]
+        self._step: int = policy["value"]
+        self._step_seconds: int = policy["periodSeconds"]
+        self._trigger: Mapping[str, str] = trigger["metadata"]
+        self._active_at = -math.inf
+        self._wanted: list[tuple[float, int]] = []
+        self._removed: list[tuple[float, int]] = []
+
+    @property
+    def url(self) -> str:
+        """Where it asks the management API for the length."""
+        host = self._trigger["host"]
+        # KEDA takes what follows the last slash for the virtual host, which is given separately.
+        base = host.rpartition("/")[0] if "/" in host.partition("://")[2] else host
+        queues = f"{base}/api/queues/{quote_plus(self._trigger['vhostName'])}"
+        name = quote_plus(self._trigger["queueName"])
+        if not self._matches:
+            return f"{queues}/{name}"
+        asked = f"page=1&use_regex=true&pagination=false&name={name}&page_size=100"
+        return f"{queues}?{asked}"
+
+    def read(self, answer: Mapping[str, Any]) -> int:
+        """Return the length in an answer to `url`, where 0 stands for an unknown one."""
+        queues = answer["items"] if self._matches else [answer]
+        is_ready_only = self._trigger["excludeUnacknowledged"] == "true"
+        key = "messages_ready" if is_ready_only else "messages"
+        return sum(queue.get(key) or 0 for queue in queues)
+
+    def decide(self, messages: int, replicas: int, now: float) -> int:
+        """Return how many workers there should be; `now` is in seconds and never goes back."""
+        is_active = messages > float(self._trigger["activationValue"])
+        if is_active:
+            self._active_at = now
+        if not replicas:
+            return max(self._fewest, 1 if is_active else 0)
+        has_cooled = now - self._active_at > self._cooldown_seconds
+        if not self._fewest and not is_active and has_cooled:
+            # Whatever the autoscaler may remove at a time.
+            return 0
+        return self._decide_from_one_on(messages, replicas, now)
+
+    @property
+    def _matches(self) -> bool:
+        return self._trigger.get("useRegex") == "true"
+
+    def _decide_from_one_on(self, messages: int, replicas: int, now: float) -> int:
+        for_each = float(self._trigger["value"])
+        is_near = abs(messages / (for_each * replicas) - 1) <= TOLERANCE
+        wanted = replicas if is_near else math.ceil(messages / for_each)
+        wanted = min(max(wanted, self._fewest, 1), self._most)
+        self._wanted.append((now, wanted))
+        if wanted >= replicas:
+            return wanted
+        recent = max(n for at, n in self._wanted if at >= now - self._window_seconds)
+        removed = sum(n for at, n in self._removed if at > now - self._step_seconds)
+        least = replicas - max(0, self._step - removed)
+        decided = min(replicas, max(recent, least))
+        if decided < replicas:
+            self._removed.append((now, replicas - decided))
+        return decided
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How much is done, and how the workers are scaled; a wave takes them from none to `most`.
+    """How many messages, and how workers are scaled; a wave takes them from none to `most`.
 
-    `refused_share` of a burst goes up the ladder once, for `ladder_seconds`.
+    `refused_share` of a burst goes up the ladder once, for `ladder_seconds`: longer than it takes
+    until no worker is left.
     """
 
-    messages: int
-    waves: int
-    seed: int
+    messages: int = 1_500
+    seed: int = 1
     most: int = 5
     for_each: int = 100
     concurrency: int = 10
-    trickle_seconds: float = TRICKLE_SECONDS
+    trickle_seconds: float = 16
     refused_share: float = 0.1
-    ladder_seconds: int = LADDER_SECONDS
+    ladder_seconds: int = 25
 
     def scaled_object(self, rig: Rig) -> dict[str, Any]:
         """Render the chart's ScaledObject, with seconds where people have minutes."""
@@ -76,166 +149,74 @@ class Plan:
             "cooldownPeriod": 2,
             "behavior": {"scaleDown": {"stabilizationWindowSeconds": 2, "policies": [one_by_one]}},
         }
-        values = merged(
-            MINIMAL, nested("worker.keda", keda), nested("config.worker.queue", rig.queue)
-        )
-        (scaled,) = of_kind(render(values), "ScaledObject").values()
+        (scaled,) = of_kind(
+            render(merged(MINIMAL, nested("worker.keda", keda))), "ScaledObject"
+        ).values()
         return scaled
 
 
 class Deployment:
     """As many workers as the autoscaler asks for; `counts` has each number that there was."""
 
-    def __init__(self, start: Callable[[], Process], autoscaler: Autoscaler, *, seed: int) -> None:
+    def __init__(self, rig: Rig, plan: Plan) -> None:
         self.counts = [0]
-        self.ended: list[Process] = []
-        self._workers: list[Process] = []
-        self._start = start
-        self._autoscaler = autoscaler
-        self._random = random.Random(seed)
+        self.rig = rig
+        self.plan = plan
+        self._running: list[Role] = []
+        self._ending: list[asyncio.Task[None]] = []
+        self._autoscaler = Autoscaler(plan.scaled_object(rig))
+        self._random = Random(plan.seed)
 
     @property
     def is_empty(self) -> bool:
         """Whether there is no worker; some may still drain."""
-        return not self._workers
+        return not self._running
 
     @property
-    def deliveries(self) -> int:
-        """How many deliveries the workers have settled, those that are ended too."""
-        return sum(_events(worker).count("delivery") for worker in (*self._workers, *self.ended))
+    def sent(self) -> int:
+        """How many messages all workers have sent."""
+        return sum(worker.log.sent for worker in self.rig.workers)
 
     async def follow(self) -> None:
-        """Look at the queue and scale, for ever; raises when the broker does not tell its length.
-
-        As in Kubernetes nobody waits for the end of a pod before the next one is started.
-        """
+        """Look at the queue and scale, for ever; raises if the broker does not tell its length."""
         async with httpx.AsyncClient(
             auth=("guest", "guest"), trust_env=False, timeout=ANSWER_SECONDS
         ) as client:
             while True:
                 answer = await client.get(self._autoscaler.url)
                 messages = self._autoscaler.read(answer.raise_for_status().json())
-                replicas = len(self._workers)
+                replicas = len(self._running)
                 self._scale(self._autoscaler.decide(messages, replicas, time.monotonic()))
                 await asyncio.sleep(self._autoscaler.polling_seconds)
 
     def _scale(self, replicas: int) -> None:
-        while len(self._workers) < replicas:
-            self._workers.append(self._start())
-        while len(self._workers) > replicas:
-            worker = self._workers.pop(self._random.randrange(len(self._workers)))
-            worker.child.ask_to_end()
-            self.ended.append(worker)
+        while len(self._running) < replicas:
+            worker = self.rig.add_worker(
+                worker__concurrency=self.plan.concurrency,
+                worker__retry_delays=[self.plan.ladder_seconds],
+            )
+            worker.start()
+            self._running.append(worker)
+        while len(self._running) > replicas:
+            worker = self._running.pop(self._random.randrange(len(self._running)))
+            # Kubernetes starts the next pod without waiting for the end of this one.
+            self._ending.append(asyncio.create_task(worker.end()))
         if replicas != self.counts[-1]:
             self.counts.append(replicas)
 
     async def end(self) -> None:
         """Take all workers away, and wait for the end of each."""
         self._scale(0)
-        await eventually(
-            lambda: not any(worker.is_running for worker in self.ended),
-            what="the workers' end",
-            seconds=END_SECONDS,
-        )
-
-
-class Campaign:
-    """Waves of messages, each of which begins without a worker."""
-
-    def __init__(self, rig: Rig, deployment: Deployment, plan: Plan) -> None:
-        self.numbers: list[str] = []
-        self.refused = 0
-        self.finding = Finding()
-        self._rig = rig
-        self._deployment = deployment
-        self._plan = plan
-        self._random = random.Random(plan.seed)
-
-    async def play(self) -> None:
-        """Play all waves; fails when one is not through in time."""
-        for wave in range(1, self._plan.waves + 1):
-            begun = len(self._deployment.counts) - 1
-            async with asyncio.timeout(WAVE_SECONDS):
-                await self._until_empty()
-                await self._rush(self._plan.messages // self._plan.waves)
-                seconds = await self._wake_from_none()
-            counts = self._deployment.counts[begun:]
-            tell(f"wave {wave}: workers {' '.join(map(str, counts))}; awake after {seconds:.1f} s")
-            if max(counts) < self._plan.most:
-                self.finding.show(f"wave {wave}: at most {max(counts)} workers", kept=False)
-
-    async def _rush(self, count: int) -> None:
-        """Publish a burst, then some more at an even rate, while workers go again."""
-        trickle = make_numbers(round(count * TRICKLE_SHARE))
-        burst = make_numbers(count - len(trickle) - LATE)
-        self._refuse_once(self._random.sample(burst, round(len(burst) * self._plan.refused_share)))
-        before = self._rig.accepted
-        await self._rig.publish(burst)
-        # With all workers there, or a trickle would not be less than they can do.
-        await eventually(
-            lambda: self._rig.accepted - before > len(burst) * MOST_SHARE,
-            what="most of the burst",
-            seconds=WAVE_SECONDS,
-        )
-        ticks = round(self._plan.trickle_seconds / TICK_SECONDS)
-        for part in _parts(trickle, ticks):
-            await self._rig.publish(part)
-            await asyncio.sleep(TICK_SECONDS)
-        await self._until_taken([*burst, *trickle])
-
-    async def _wake_from_none(self) -> float:
-        """Have messages come due while there is no worker.
-
-        Return how long after that the last of them was accepted.
-        """
-        late = make_numbers(LATE)
-        self._refuse_once(late)
-        await self._rig.publish(late)
-        memory = self._rig.service.memory
-        await eventually(lambda: len(self._rig.service.posts(late)) == LATE, what="the first POSTs")
-        due = max(post.received_at for post in self._rig.service.posts(late))
-        due += self._plan.ladder_seconds
-        await self._until_empty()
-        waiting = await self._rig.amqp.count(*self._rig.ladder)
-        if waiting != LATE:
-            self.finding.show(f"{waiting} of {LATE} on the ladder without a worker", kept=False)
-        await self._until_taken(late)
-        return max(m.received_at for m in memory.messages if m.to in set(late)) - due
-
-    def _refuse_once(self, numbers: Sequence[str]) -> None:
-        self.refused += len(numbers)
-        self._rig.service.misbehave(
-            *once_each([*numbers], TOO_EARLY), {"latency_seconds": LATENCY_SECONDS}
-        )
-
-    async def _until_taken(self, numbers: Sequence[str]) -> None:
-        await self._rig.until_taken(numbers, seconds=WAVE_SECONDS)
-        self.numbers += numbers
-
-    async def _until_empty(self) -> None:
-        await eventually(
-            lambda: self._deployment.is_empty, what="no worker is left", seconds=EMPTY_SECONDS
-        )
-
-
-def _parts(items: Sequence[str], count: int) -> Iterator[Sequence[str]]:
-    edges = [round(len(items) * place / count) for place in range(count + 1)]
-    return (items[begin:end] for begin, end in itertools.pairwise(edges))
+        await asyncio.gather(*self._ending)
+        self.rig.look()
 
 
 @asynccontextmanager
 async def deployed(rig: Rig, plan: Plan) -> AsyncIterator[Deployment]:
-    """Scale workers of the rig's queue while this is open; at the end all are taken away."""
-    await rig.declare_main()
-    rig.ladder = [retry_queue(rig.queue, plan.ladder_seconds)]
-    deployment = Deployment(
-        lambda: rig.start(
-            worker__concurrency=plan.concurrency,
-            worker__retry_delays=[plan.ladder_seconds],
-        ),
-        Autoscaler(plan.scaled_object(rig)),
-        seed=plan.seed,
-    )
+    """Scale workers while this is open; at the end all are taken away."""
+    async with open_amqp(rig.broker.url) as amqp:
+        await amqp.channel.declare_queue(QUEUE, durable=True, arguments=dict(QUORUM))
+    deployment = Deployment(rig, plan)
     following = asyncio.create_task(deployment.follow())
     try:
         yield deployment
@@ -246,61 +227,119 @@ async def deployed(rig: Rig, plan: Plan) -> AsyncIterator[Deployment]:
         assert isinstance(fault, asyncio.CancelledError), f"nobody scaled any more: {fault!r}"
 
 
-async def play(stand: Stand, plan: Plan) -> Finding:
-    """Play a campaign and account for every message of it."""
-    async with stand.rig() as rig:
-        async with deployed(rig, plan) as deployment:
-            campaign = Campaign(rig, deployment, plan)
-            await campaign.play()
-        account = await rig.account(campaign.numbers)
-    finding = campaign.finding
-    finding.show_account(account)
-    finding.show_no_double(account)
-    extra = account.extra_posts - campaign.refused
-    finding.show(f"POSTs but for the {campaign.refused} retries {extra}", kept=extra == 0)
-    codes = [worker.child.exit_code for worker in deployment.ended]
-    finding.show(f"{len(codes)} workers ended, exit codes {set(codes)}", kept=set(codes) == {0})
-    in_flight = [_count_in_flight(worker) for worker in deployment.ended]
-    busy = sum(map(bool, in_flight))
-    finding.show(f"{busy} of them with requests in flight, {sum(in_flight)} in all")
-    return finding
+@dataclass(slots=True)
+class Wave:
+    """A burst of messages, a trickle, and some that come due without a worker."""
+
+    deployment: Deployment
+    requests: list[Request] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    async def play(self, first: int) -> None:
+        """Play the wave with messages numbered from `first` on; raises SoakError if it hangs."""
+        deployment, plan = self.deployment, self.deployment.plan
+        begun = len(deployment.counts) - 1
+        self.requests = plan_requests(plan.messages, seed=plan.seed, first=first)
+        late, rest = self.requests[:LATE], self.requests[LATE:]
+        trickle = round(plan.messages * TRICKLE_SHARE)
+        await self._until_empty()
+        await self._rush(rest[trickle:], rest[:trickle])
+        seconds = await self._wake_from_none(late)
+        counts = deployment.counts[begun:]
+        tell(f"workers {' '.join(map(str, counts))}; awake after {seconds:.1f} s")
+        if max(counts) < plan.most:
+            self.problems.append(f"at most {max(counts)} workers")
+
+    async def _rush(self, burst: Sequence[Request], trickle: Sequence[Request]) -> None:
+        """Publish a burst, then some more at an even rate, while workers go again."""
+        plan, before = self.deployment.plan, self.deployment.sent
+        await self._refuse_once(burst[: round(len(burst) * plan.refused_share)])
+        await self._publish(burst)
+        # With all workers there, or the trickle would not be less than they can do.
+        await self._until_sent(before + round(len(burst) * MOST_SHARE))
+        for part in _parts(trickle, round(plan.trickle_seconds / TICK_SECONDS)):
+            await self._publish(part)
+            await asyncio.sleep(TICK_SECONDS)
+        await self._until_sent(before + len(burst) + len(trickle))
+
+    async def _wake_from_none(self, late: Sequence[Request]) -> float:
+        """Have messages come due without a worker; return how much later the last one was sent."""
+        rig, plan, before = self.deployment.rig, self.deployment.plan, self.deployment.sent
+        await self._refuse_once(late)
+        await self._publish(late)
+        retry = retry_queue(QUEUE, plan.ladder_seconds)
+        async with open_amqp(rig.broker.url) as amqp:
+            async with asyncio.timeout(WAVE_SECONDS):
+                while await amqp.count(retry) < len(late):
+                    await rig.wait(TICK_SECONDS)
+            due = time.time() + plan.ladder_seconds
+            await self._until_empty()
+            waiting = await amqp.count(retry)
+        if waiting != len(late):
+            self.problems.append(f"{waiting} of {len(late)} on the ladder without a worker")
+        await self._until_sent(before + len(late))
+        return time.time() - due
+
+    async def _refuse_once(self, requests: Sequence[Request]) -> None:
+        await self.deployment.rig.api.set_faults(
+            *({"status": 425, "to": request.number, "count": 1} for request in requests)
+        )
+
+    async def _publish(self, requests: Sequence[Request]) -> None:
+        async with open_amqp(self.deployment.rig.broker.url) as amqp:
+            for request in requests:
+                await amqp.channel.default_exchange.publish(request.message(), QUEUE)
+
+    async def _until_sent(self, count: int) -> None:
+        await self.deployment.rig.until(
+            lambda: self.deployment.sent >= count, what=f"{count} sent", seconds=WAVE_SECONDS
+        )
+
+    async def _until_empty(self) -> None:
+        await self.deployment.rig.until(
+            lambda: self.deployment.is_empty, what="no worker is left", seconds=EMPTY_SECONDS
+        )
 
 
-def _count_in_flight(worker: Process) -> int:
-    """Count the deliveries that a worker ended with after it was told to stop."""
-    events = _events(worker)
-    return events[events.index("signal") :].count("delivery") if "signal" in events else 0
+def _parts(items: Sequence[Request], count: int) -> Iterator[Sequence[Request]]:
+    edges = [round(len(items) * place / count) for place in range(count + 1)]
+    return (items[begin:end] for begin, end in itertools.pairwise(edges))
 
 
-def _events(worker: Process) -> list[str]:
-    # The last line may be half written.
-    whole, _, _ = worker.child.log.read_text(encoding="utf-8").rpartition("\n")
-    return [json.loads(line)["event"] for line in whole.splitlines() if line.startswith("{")]
+async def play(rig: Rig, plan: Plan, *, seconds: float = 0) -> list[str]:
+    """Play waves until the time is over, one at least; return what was not as promised."""
+    ends, requests, problems = time.monotonic() + seconds, list[Request](), list[str]()
+    async with deployed(rig, plan) as deployment:
+        while not requests or time.monotonic() < ends:
+            wave = Wave(deployment)
+            await wave.play(len(requests))
+            requests += wave.requests
+            problems += wave.problems
+    ids = [request.message_id for request in requests]
+    verdict = check(
+        Evidence(
+            published=dict.fromkeys(ids, 1),
+            confirmed=ids,
+            posts=await rig.api.read_posts(requests),
+            dead=dead_letters(await rig.take_messages([DEAD]), requests),
+            waiting=["somebody's"] * await rig.count_waiting(),
+            workers=len(rig.workers),
+        )
+    )
+    busy = [worker.log.late for worker in rig.workers if worker.log.late]
+    codes = {code for worker in rig.workers for code in worker.exit_codes}
+    tell(
+        f"{len(ids)} messages, {verdict.sent} sent, {verdict.posts} POSTs; {len(rig.workers)} "
+        f"workers ended with {codes}, {len(busy)} of them with {sum(busy)} requests in flight"
+    )
+    if codes != {0}:
+        problems.append(f"workers ended with {codes}")
+    return [*problems, *verdict.problems]
 
 
-async def main(plan: Plan) -> int:
-    """Play it, print what it has shown, and return the exit code."""
-    try:
-        async with asyncio.timeout(MAX_SECONDS), open_stand(management=True) as stand:
-            finding = await play(stand, plan)
-    except (AssertionError, TimeoutError) as error:
-        finding = Finding(broken=[str(error) or f"not over within {MAX_SECONDS} s"])
-    tell(json.dumps({"seed": plan.seed, "waves": plan.waves}) + " " + ", ".join(finding.figures))
-    for problem in finding.broken:
-        tell(f"FAILED: {problem}")
-    return 1 if finding.broken else 0
-
-
-def _parse_arguments() -> Plan:
-    parser = argparse.ArgumentParser(description="Workers that come and go, every message counted.")
-    parser.add_argument("--messages", type=int, default=6_000)
-    parser.add_argument("--waves", type=int, default=4)
-    parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args()
-    if not 1 <= options.waves <= options.messages / 1_000:
-        parser.error("--waves must be 1 or more, and each needs 1000 messages")
-    return Plan(messages=options.messages, waves=options.waves, seed=options.seed)
-
-
-if __name__ == "__main__":
-    sys.exit(run(main(_parse_arguments())))
+async def scale(seed: int, *, minutes: float) -> None:
+    """Play the scenario; raises SoakError if a promise was broken."""
+    async with open_rig(management=True) as rig:
+        if problems := await play(rig, Plan(seed=seed), seconds=minutes * 60):
+            raise SoakError("; ".join(problems))
+        tell("PASSED: nothing was lost, nothing was sent twice.")

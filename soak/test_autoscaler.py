@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from soak.autoscaler import Autoscaler
+from soak.scaling import Autoscaler
 from tests.chart.rendering import MINIMAL, Values, merged, nested, of_kind, render
 
 KEDA: Values = {

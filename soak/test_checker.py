@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from soak.bench import SoakError, join_log
 from soak.checker import (
     API_503_LATER,
     WORKER_FREEZE,
@@ -17,7 +16,8 @@ from soak.checker import (
     Verdict,
     check,
 )
-from soak.publisher import Request
+from soak.rig import SoakError, join_log
+from soak.traffic import Request
 
 KILL = Fault(kind=WORKER_KILL, group="worker", started=100.5, ended=102)
 FREEZE = Fault(kind=WORKER_FREEZE, group="worker", started=100.5, ended=120)
@@ -60,8 +60,7 @@ def test_counts_what_was_never_confirmed_apart() -> None:
 
     verdict = _check(posts, published={"a": 1, "b": 2, "c": 3})
 
-    assert (verdict.recovered, verdict.unknown, verdict.publishes) == (1, 1, 6)
-    assert verdict.problems == []
+    assert (verdict.sent, verdict.lost, verdict.problems) == (2, [], [])
 
 
 def test_finds_a_message_that_nobody_published() -> None:
@@ -220,9 +219,38 @@ def test_measures_the_time_to_the_next_acceptance() -> None:
     later = Fault(kind="broker kill -9", group="broker", started=190, ended=200)
     posts = [_post(at=107), _post(at=110, message_id="b", key="b"), _post(at=109.5, status=500)]
 
-    recovery = _check(posts, faults=[BROKER_KILL, later]).recovery["broker kill -9"]
+    assert _check(posts, faults=[BROKER_KILL, later]).recovery == {"broker kill -9": [2.0]}
 
-    assert (recovery.faults, recovery.median_seconds, recovery.max_seconds) == (2, 2.0, 2.0)
+
+ROW = ("a", "b", "c")
+
+
+@pytest.mark.parametrize(
+    ("posts", "found"),
+    [
+        ([("a", 1, True), ("b", 2, True), ("c", 3, True)], []),
+        # A later message may come first when it is the repeat of an earlier one that is late.
+        ([("a", 1, True), ("b", 2, True), ("a", 3, True), ("c", 4, True)], []),
+        ([("a", 1, False), ("a", 2, True), ("b", 3, True)], []),
+        # What is never accepted is dead, and holds up nothing.
+        ([("a", 1, False), ("b", 2, True)], []),
+        ([("b", 1, True), ("a", 2, True), ("c", 3, True)], ["b"]),
+        ([("a", 1, False), ("b", 2, True), ("a", 3, True)], ["b"]),
+        ([("c", 1, True), ("a", 2, True), ("b", 3, True)], ["c"]),
+        ([("a", 2, True), ("b", 1, False), ("b", 3, True)], ["b"]),
+    ],
+)
+def test_finds_a_message_that_overtook_another(
+    posts: Sequence[tuple[str, float, bool]], found: Sequence[str]
+) -> None:
+    """No message of a key is POSTed before all earlier ones of it are accepted."""
+    made = [_post(at, 202 if ok else 503, message_id=i, key=i) for i, at, ok in posts]
+    facts: dict[str, Any] = {"published": dict.fromkeys(ROW, 1), "confirmed": (), "rows": [ROW]}
+
+    verdict = _check(made, faults=[Fault(kind="API 503", group="api", started=0, ended=9)], **facts)
+
+    assert verdict.out_of_order == found
+    assert any("overtook" in problem for problem in verdict.problems) == bool(found)
 
 
 REQUEST = Request("soak-1", "+491713920001", "message 1")

@@ -7,9 +7,10 @@ import pytest
 
 from bridge.sandbox.broker import Broker
 from bridge.sandbox.processes import Guard
-from soak.rig import Stand
+from soak.rig import DEAD, QUEUE, Rig, rig_on
 from soak.scaling import Plan, deployed, play
-from tests.faults.bench import eventually, open_service
+from soak.traffic import plan_requests
+from tests.faults.bench import open_amqp
 
 # Far longer than anything takes that is waited for here, for a busy computer.
 PATIENCE_SECONDS = 90
@@ -18,8 +19,6 @@ PATIENCE_SECONDS = 90
 SLOW_SECONDS = 9
 SMALL = Plan(
     messages=160,
-    waves=1,
-    seed=1,
     most=3,
     for_each=30,
     concurrency=5,
@@ -30,31 +29,36 @@ SMALL = Plan(
 
 
 @pytest.fixture
-async def stand(managed_broker: Broker, guard: Guard, tmp_path: Path) -> AsyncIterator[Stand]:
-    """Lend a broker that tells the lengths of its queues over HTTP, and a service."""
-    async with open_service() as service:
-        yield Stand(managed_broker, service, guard, tmp_path)
+async def rig(managed_broker: Broker, guard: Guard, tmp_path: Path) -> AsyncIterator[Rig]:
+    """Lend a rig whose broker tells the lengths of its queues over HTTP."""
+    async with rig_on(managed_broker, tmp_path, guard) as ours:
+        yield ours
+    async with open_amqp(managed_broker.url) as amqp:
+        for queue in (QUEUE, f"{QUEUE}.urgent", DEAD):
+            await amqp.channel.queue_delete(queue)
 
 
-async def test_from_none_to_several_and_back(stand: Stand) -> None:
-    """Workers come for what waits and what comes due; none that goes takes a message along."""
-    finding = await play(stand, SMALL)
+async def test_from_none_to_several_and_back(rig: Rig) -> None:
+    """Workers come for what waits and for what comes due, and none that goes takes anything along.
 
-    assert finding.broken == []
+    Takes the seconds of the broker's reports, and those of a retry that comes due without a worker.
+    """
+    assert await play(rig, SMALL) == []
 
 
-async def test_a_request_in_flight_keeps_its_worker(stand: Stand) -> None:
-    """A worker that holds all there is does not look idle, however long the service takes."""
-    async with stand.rig() as rig, deployed(rig, SMALL) as deployment:
-        stand.service.misbehave({"latency_seconds": SLOW_SECONDS})
-        numbers = await rig.publish(1)
-        await rig.until_taken(numbers, seconds=PATIENCE_SECONDS)
+async def test_a_request_in_flight_keeps_its_worker(rig: Rig) -> None:
+    """A worker that holds all there is does not look idle, however long the service takes.
+
+    Takes the seconds of the service, more than the cooldown and two reports of the broker.
+    """
+    async with deployed(rig, SMALL) as deployment, open_amqp(rig.broker.url) as amqp:
+        await rig.api.set_faults({"latency_seconds": SLOW_SECONDS})
+        for request in plan_requests(1, seed=1):
+            await amqp.channel.default_exchange.publish(request.message(), QUEUE)
         # The service has it at once, and answers late.
-        await eventually(
-            lambda: deployment.deliveries == 1, what="the answer", seconds=PATIENCE_SECONDS
-        )
+        await rig.until(lambda: deployment.sent == 1, what="the answer", seconds=PATIENCE_SECONDS)
         counts = [*deployment.counts]
-        await eventually(lambda: deployment.is_empty, what="its end", seconds=PATIENCE_SECONDS)
+        await rig.until(lambda: deployment.is_empty, what="its end", seconds=PATIENCE_SECONDS)
 
     assert counts == [0, 1]
-    assert [worker.child.exit_code for worker in deployment.ended] == [0]
+    assert [dict(worker.exit_codes) for worker in rig.workers] == [{0: 1}]

@@ -1,12 +1,11 @@
-"""The program, with notes of its pace, which are its own moments however busy the machine is.
+"""The program with notes of its pace, by its own clock, so that a busy machine does not blur them.
 
-It notes when it spends a token, and for which sender (without a limit, too: each POST has a token);
-by how many it divides the limits; and for how many seconds it keeps still after a 429.
+It notes each token that it spends, and the sender it is for (each POST has a token, even without a
+limit); the number of workers that it divides the limits by; and the seconds of silence after a 429.
 
 It is a program of `tests/forked.py`, with a file for the notes before the program's own arguments.
-
-Each note is one line of the file, written at once, so that a kill leaves what was before it:
-a moment of the monotonic clock, which all processes share, and what happened.
+Each note is one line, written at once, so that it survives a kill: the time of the monotonic clock,
+which all processes share, and what happened.
 """
 
 import os
@@ -14,12 +13,15 @@ import sys
 import time
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any, Final
 
 from bridge import __main__ as program
+from bridge.sandbox.processes import Guard
 from bridge.worker.limits.rates import RateLimits
 from bridge.worker.limits.token_line import Token
 from bridge.worker.service.retry_after import RetryAfter
+from tests.forked import ForkedChild
 
 _token: Final = RateLimits.token
 _spend: Final = Token.spend
@@ -29,6 +31,46 @@ _after_peer: Final = RetryAfter.after_peer
 # Each message is sent by a task of its own.
 _sender: Final[ContextVar[str]] = ContextVar("sender")
 _files: Final[list[int]] = []
+
+
+class PacedChild(ForkedChild):
+    """A process of this module."""
+
+    program = "tests.faults.paced_worker"
+
+
+class PacedWorker:
+    """One such process, and its notes."""
+
+    def __init__(self, folder: Path, name: str, guard: Guard, environ: dict[str, str]) -> None:
+        self._notes = folder / f"{name}.notes"
+        self.child = PacedChild(
+            [str(self._notes), "worker"], guard=guard, log=folder / f"{name}.log", environ=environ
+        )
+
+    def notes(self, what: str) -> list[tuple[float, str]]:
+        """Return the times of a kind of notes, and the rest of each."""
+        if not self._notes.exists():
+            return []
+        lines = self._notes.read_text(encoding="ascii").rpartition("\n")[0].splitlines()
+        parts = (line.split(maxsplit=2) for line in lines)
+        return [(float(at), " ".join(rest)) for at, word, *rest in parts if word == what]
+
+    def tokens(self, sender: str | None = None) -> list[float]:
+        """Return when it spent its tokens, or only those of one sender."""
+        return [at for at, one in self.notes("token") if sender in {None, one}]
+
+    def waits(self) -> list[tuple[float, float]]:
+        """Return begin and end of each silence after a 429."""
+        told = ((at, float(seconds)) for at, seconds in self.notes("closed"))
+        return [(at, at + seconds) for at, seconds in told if seconds > 0]
+
+    def shares_with(self, number: int) -> float | None:
+        """Return since when it has divided the limit by this number; None if it does not."""
+        since = None
+        for at, told in self.notes("share"):
+            since = None if int(told) != number else since or at
+        return since
 
 
 def note(what: str, *, at: float | None = None) -> None:
