@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 import trustme
 
-from bench.errors import BenchError
+from bench.rounds import BenchError
 from bridge.sandbox.processes import Child, Guard, accepts, free_ports, wait_until
 
 Kind = Literal["http", "https", "late"]

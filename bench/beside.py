@@ -5,23 +5,54 @@ steadier than those of runs one after the other.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
 from bench.api import Api
-from bench.errors import BenchError
 from bench.lineup import Contestant, Task
-from bench.options import Row
 from bench.outbound import WARM_UP, check_posts
 from bench.rig import Program, Rig
-from bench.spans import CountingReceiver, traced_to
+from bench.rounds import BenchError, Row
 from bridge.config import ENV_PREFIX
+from tests.otlp import Receiver, otlp_receiver
 
 POLL_SECONDS: Final = 0.05
 RUN_SECONDS: Final = 600
 SPANS_PER_MESSAGE: Final = 2
+RATIO = f"{ENV_PREFIX}TRACING__SAMPLE_RATIO"
+ENDPOINT = f"{ENV_PREFIX}TRACING__OTLP_ENDPOINT"
+
+
+@dataclass
+class CountingReceiver(Receiver):
+    """Counts spans and keeps none."""
+
+    count: int = 0
+
+    def take(self, path: str, body: bytes) -> None:  # noqa: ARG002  all come to one path
+        """Count the spans of a request."""
+        request = ExportTraceServiceRequest.FromString(body)
+        self.count += sum(
+            len(of_scope.spans)
+            for of_resource in request.resource_spans
+            for of_scope in of_resource.scope_spans
+        )
+
+
+@contextmanager
+def traced_to(
+    receiver: CountingReceiver, environ: Mapping[str, str]
+) -> Iterator[Mapping[str, str]]:
+    """Run the receiver if the worker's environment has a sample ratio, and add its address."""
+    if RATIO not in environ:
+        yield environ
+        return
+    with otlp_receiver(receiver):
+        yield {**environ, ENDPOINT: receiver.url}
 
 
 @dataclass(frozen=True, slots=True)

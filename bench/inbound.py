@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from bench.errors import BenchError
 from bench.lineup import SECRET, Contestant, Task
 from bench.queues import INBOUND
 from bench.rig import Program, Rig
+from bench.rounds import BenchError
 from bridge.sandbox.processes import accepts, free_ports, wait_until
 
 CONNECTIONS: Final = 64

@@ -14,11 +14,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from bench.errors import BenchError
 from bench.lineup import COMPILED
 from bench.message_parts import ALL, MESSAGES
-from bench.options import Options, Row, Tell
 from bench.rig import Rig
+from bench.rounds import BenchError, Options, Row, Tell
 
 COUNT_SECONDS: Final = 600
 REST: Final = "the stages between, and the event loop"

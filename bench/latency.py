@@ -7,13 +7,11 @@ from collections.abc import Callable
 from typing import Final
 
 from bench.api import Api
-from bench.errors import BenchError
 from bench.inbound import receiving
 from bench.lineup import RECEIVERS, WORKERS, Contestant, present
-from bench.options import Options, Row, Tell
 from bench.outbound import IN_FLIGHT, START_SECONDS, task_of, wait_for_consumers
 from bench.rig import Rig
-from bench.rounds import interleave, medians
+from bench.rounds import BenchError, Options, Row, Tell, interleave, medians
 from bridge.sandbox.processes import wait_until
 
 PERCENTS: Final = (10, 50, 80)

@@ -11,10 +11,9 @@ from statistics import median
 from typing import Final
 
 from bench.lineup import MAIN, named
-from bench.options import Options, Row, Tell
 from bench.outbound import IN_FLIGHT, drain
 from bench.rig import Rig, rigged
-from bench.rounds import medians, tell_run
+from bench.rounds import Options, Row, Tell, medians, tell_run
 
 # Before those that count come some that do not, or a short queue would be all start.
 WARM_UP_MESSAGES: Final = 2_000

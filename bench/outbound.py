@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from bench.api import Api, Kind, Post
-from bench.errors import BenchError
 from bench.lineup import Contestant, Task
 from bench.queues import OUTBOUND
 from bench.rig import Program, Rig
+from bench.rounds import BenchError
 
 # What comes first is left out: connections are opened, caches filled.
 WARM_UP: Final = 0.1

@@ -8,12 +8,11 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from bench.errors import BenchError
 from bench.inbound import receiving
 from bench.lineup import COMPILED_ENVIRON, KEY, PYTHON, SECRET, Contestant
-from bench.options import Options, Row, Tell
 from bench.outbound import IN_FLIGHT, START_SECONDS, task_of, wait_for_consumers
 from bench.rig import Rig
+from bench.rounds import BenchError, Options, Row, Tell
 from bridge.config import ENV_PREFIX
 from bridge.sandbox.processes import wait_until
 

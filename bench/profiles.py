@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from bench.errors import BenchError
 from bench.inbound import H2load
 from bench.lineup import HERE, RECEIVERS, WORKERS, Contestant, Task
 from bench.outbound import IN_FLIGHT
 from bench.rig import Rig
+from bench.rounds import BenchError
 from bridge.sandbox.processes import accepts, free_ports, wait_until
 
 SAMPLES_PER_SECOND: Final = 500

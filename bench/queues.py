@@ -12,7 +12,7 @@ from typing import Final
 import uvloop
 from pydantic import SecretStr
 
-from bench.errors import BenchError
+from bench.rounds import BenchError
 from bridge.amqp.channels import open_channel
 from bridge.amqp.client import Channel
 from bridge.amqp.connecting import close_quietly, open_connection

@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from bench.gain import compiled_and_plain
+from bench.adaptive import PHASES
 from bench.latency import PERCENTS
 from bench.lineup import BROKER_LIMIT, OURS, PLAIN, RECEIVERS, WORKERS
-from bench.options import Results, Row
+from bench.rounds import Results, Row
 
 mpl.use("svg")
 
@@ -25,6 +25,8 @@ RESULTS: Final = FOLDER / "results.json"
 BEGIN: Final = "<!-- written by make bench: begin -->"
 END: Final = "<!-- written by make bench: end -->"
 
+# The scenes that run our programs compiled and plain.
+COMPARED: Final = ("http", "https", "slow-api", "receivers")
 # What differs from one run of the program to the next.
 _MOMENT: Final = ("date", "commit", "load before the first run")
 
@@ -84,6 +86,7 @@ TITLES: Final = {
     "tracing": "Our worker: what spans cost, the three at the same time",
     "long-queues": "Our worker: the length of the queue",
     "several-workers": "Our worker: several processes on one queue",
+    "adaptive": "Our worker: `concurrency: auto` on an API that changes",
     "start-up": "From the start of the process to its first POST",
     "log-line": "The log line of one delivery",
     "post": "One POST over our transport, and over httpx's",
@@ -147,6 +150,11 @@ COLUMNS: Final[Mapping[str, Sequence[Column]]] = {
         _BROKER,
         _MEMORY,
     ),
+    "adaptive": (
+        Column("`worker.concurrency`", lambda row: str(row["name"])),
+        *(Column(str(phase), lambda row, key=str(phase): str(row[key])) for phase in PHASES),  # type: ignore[misc]
+        Column("after an outage: accepted, 429s", lambda row: str(row.get("comeback", ""))),
+    ),
     "start-up": (_NAME, Column("seconds", _number("seconds", ".2f"))),
     "log-line": (_NAME, Column("CPU time", _number("microseconds", ".1f", " µs"))),
     "post": (_NAME, Column("CPU time", _number("microseconds", ".0f", " µs"))),
@@ -197,7 +205,7 @@ def _page(results: Results, plots: Mapping[str, str]) -> Iterator[str]:
         if scene in plots:
             yield f"![{TITLES[scene]}](benchmarks/{plots[scene]})"
         yield _describe(results[scene])
-    yield from compiled_and_plain(results, titles=TITLES, compiled=OURS, plain=PLAIN)
+    yield from _compiled_and_plain(results)
     yield "## Who is who"
     yield "\n".join(f"- worker **{one.name}**: {one.what}." for one in WORKERS)
     yield "\n".join(f"- receiver **{one.name}**: {one.what}." for one in RECEIVERS)
@@ -207,6 +215,23 @@ def _page(results: Results, plots: Mapping[str, str]) -> Iterator[str]:
     for text in dict.fromkeys(versions.values()):
         scenes = ", ".join(f"`{scene}`" for scene in shown if versions[scene] == text)
         yield f"{scenes}: {text}."
+
+
+def _compiled_and_plain(results: Results) -> Iterator[str]:
+    """Write what compiling gains: our two rows of each scene that has both."""
+    yield "## Compiled and plain"
+    lines = []
+    for scene in (scene for scene in COMPARED if scene in results):
+        rows = {row["name"]: row for row in results[scene]["rows"]}
+        ours = rows.get(OURS, {})
+        if "to_plain" in ours:
+            rates = f"{rows[PLAIN]['cpu_rate']:,.0f} | {ours['cpu_rate']:,.0f}"
+            lines.append(f"| {TITLES[scene]} | {rates} | {ours['to_plain']:.2f} |")
+    if lines:
+        heading = "| per CPU second, of the tables above | plain | compiled | compiled to plain |"
+        yield "\n".join((heading, "| --- | ---: | ---: | ---: |", *lines))
+    else:
+        yield "No scene above has run both: see `make compiled`."
 
 
 def _describe(result: Mapping[str, Any]) -> str:

@@ -1,7 +1,9 @@
 """What every bench runs on: a private RabbitMQ, a certificate, and programs that are started."""
 
+import http.client
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,10 +12,9 @@ from pathlib import Path
 from typing import Final
 
 from bench.api import Api, Certificate, running_api
-from bench.errors import BenchError
 from bench.lineup import Contestant, Task, environ_for
 from bench.queues import Queues
-from bench.scraping import scraped
+from bench.rounds import BenchError
 from bench.usage import Usage, read_usage
 from bridge.sandbox.broker import Broker, private_broker
 from bridge.sandbox.processes import Child, Guard, free_ports, guarded
@@ -23,6 +24,16 @@ SETTLE_SECONDS: Final = 10
 # Less than this is what a process uses that has nothing to do.
 QUIET_CPU_SECONDS: Final = 0.03
 QUIET_SECONDS: Final = 0.3
+# A Prometheus beside each contestant that offers metrics: what a scrape costs is in its figures.
+EVERY_SECONDS: Final = 1.0
+# Until a program that starts answers for the first time.
+FIRST_EVERY_SECONDS: Final = 0.05
+ANSWER_SECONDS: Final = 5.0
+# As Prometheus asks.
+HEADERS: Final = {
+    "Accept": "application/openmetrics-text;version=1.0.0;q=0.8,text/plain;version=0.0.4;q=0.4",
+    "Accept-Encoding": "gzip",
+}
 
 
 class Rig:
@@ -117,6 +128,53 @@ class Program:
             if now - before < QUIET_CPU_SECONDS:
                 return
             before = now
+
+
+class Scraper:
+    """Asks one port in a thread, over a connection that is kept."""
+
+    def __init__(self, port: int) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_SECONDS)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.scrapes = 0
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End, once the scrape that has begun is over."""
+        self._stop.set()
+        self._thread.join()
+        self._connection.close()
+
+    def _run(self) -> None:
+        while not self._stop.wait(EVERY_SECONDS if self.scrapes else FIRST_EVERY_SECONDS):
+            try:
+                self._connection.request("GET", "/metrics", headers=HEADERS)
+                answer = self._connection.getresponse()
+                answer.read()
+            # It starts, ends, or is frozen.
+            except (OSError, http.client.HTTPException):
+                self._connection.close()
+            else:
+                self.scrapes += answer.status == http.client.OK
+
+
+@contextmanager
+def scraped(name: str, ports: list[int]) -> Iterator[None]:
+    """Scrape these ports meanwhile; raises BenchError when one has never answered."""
+    scrapers = [Scraper(port) for port in ports]
+    for scraper in scrapers:
+        scraper.start()
+    try:
+        yield
+    finally:
+        for scraper in scrapers:
+            scraper.stop()
+    if not all(scraper.scrapes for scraper in scrapers):
+        raise BenchError(f"{name} offers metrics, but they could not be scraped")
 
 
 @contextmanager

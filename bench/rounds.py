@@ -1,21 +1,47 @@
-"""Rounds of runs: who is run when, and what is made of the figures.
+"""Rounds of runs: how much is measured, in which order, and what becomes of the figures.
 
-Runs are interleaved: each round has every contestant once, beginning with another one, so that
-what disturbs the machine for a while disturbs all.
+Runs are interleaved: each round has every contestant once, beginning with another one, so that a
+disturbance of the machine affects all of them.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from statistics import median
+from typing import Any, Protocol, TypeVar
 
-from bench.lineup import Contestant
-from bench.options import Row, Tell
-
+Row = dict[str, Any]
 Runs = dict[str, list[Row]]
+# By scene: on what it ran, how much, and its rows.
+Results = dict[str, dict[str, Any]]
+Tell = Callable[[str], None]
 
 
-def interleave(
-    contestants: Sequence[Contestant], rounds: int, run: Callable[[Contestant], Row], tell: Tell
-) -> Runs:
+class BenchError(Exception):
+    """A measurement failed, or has shown what it must not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How much to measure; `minutes` of pauses, in each role."""
+
+    messages: int
+    rounds: int
+    million: bool
+    minutes: float
+
+
+class Named(Protocol):
+    """What takes part in a round."""
+
+    @property
+    def name(self) -> str:
+        """What its row is called."""
+
+
+T = TypeVar("T", bound=Named)
+
+
+def interleave(contestants: Sequence[T], rounds: int, run: Callable[[T], Row], tell: Tell) -> Runs:
     """Run all of them, round after round; return the figures of each."""
     runs: Runs = {one.name: [] for one in contestants}
     for number in range(rounds):
@@ -26,7 +52,7 @@ def interleave(
     return runs
 
 
-def rotated(contestants: Sequence[Contestant], number: int) -> Sequence[Contestant]:
+def rotated(contestants: Sequence[T], number: int) -> Sequence[T]:
     """Begin with another one in each round."""
     first = number % len(contestants)
     return (*contestants[first:], *contestants[:first])

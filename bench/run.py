@@ -20,12 +20,11 @@ from typing import Final
 from rich.console import Console
 
 from bench.environment import describe
-from bench.errors import BenchError
 from bench.instructions import has_valgrind
 from bench.lineup import COMPILED, GO, REDPANDA
-from bench.options import Options
 from bench.profiles import Profile, profile_receiver, profile_worker
 from bench.rig import rigged
+from bench.rounds import BenchError, Options
 from bench.scenes import SCENES, guard
 from bridge.errors import BridgeError
 

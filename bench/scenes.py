@@ -10,6 +10,7 @@ from statistics import median
 from typing import Final
 
 from bench import instructions
+from bench.adaptive import adaptive
 from bench.api import LATE_SECONDS, Kind
 from bench.beside import drain_beside
 from bench.inbound import load
@@ -34,12 +35,22 @@ from bench.lineup import (
     present,
 )
 from bench.long_queues import long_queues
-from bench.options import Options, Row, Tell
 from bench.outbound import IN_FLIGHT, consume, drain, first_post, share
 from bench.parts import log_line, post
 from bench.pauses import pauses
 from bench.rig import Rig
-from bench.rounds import Runs, compared, interleave, medians, rate_ratios, rotated, tell_run
+from bench.rounds import (
+    Options,
+    Row,
+    Runs,
+    Tell,
+    compared,
+    interleave,
+    medians,
+    rate_ratios,
+    rotated,
+    tell_run,
+)
 
 LATE_IN_FLIGHT: Final = 200
 PROCESSES: Final = (1, 2, 4, 8)
@@ -168,6 +179,7 @@ SCENES: Final[dict[str, Callable[[Rig, Options, Tell], list[Row]]]] = {
     "tracing": tracing,
     "long-queues": long_queues,
     "several-workers": several_workers,
+    "adaptive": adaptive,
     "start-up": start_up,
     "log-line": log_line,
     "post": post,

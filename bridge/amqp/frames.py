@@ -3,7 +3,7 @@
 Terms are those of AMQP 0-9-1, 2.3.5 and 4.2; confirms are RabbitMQ's extension.
 
 Hand-written because pamqp makes an object for each frame, three for each message; the docstring of
-`wire` has the figures (`python -m bench.wires`). To use pamqp, pass the result of
+`wire` has the figures (`python -m bench.parts wires`). To use pamqp, pass the result of
 `pamqp.frame.unmarshal` to `feed`, and write with `pamqp.frame.marshal`; the tests of this module
 compare with both.
 """

@@ -3,7 +3,7 @@
 Hand-written because pamqp ends the connection over text that is not UTF-8 or a time in
 milliseconds, so that one such message stops the queue (list:
 `field_values.tolerate_broken_properties`), and takes twice the CPU time: 5.2 µs instead of 2.7 µs
-for the properties of one message (`python -m bench.wires`). To use pamqp, drop
+for the properties of one message (`python -m bench.parts wires`). To use pamqp, drop
 `tolerate_broken_properties`, read with `ClientProperties.unmarshal` and write with `.marshal`;
 tests/unit/amqp/test_properties.py shows what breaks.
 """

@@ -6,8 +6,8 @@ publishes are written past aiormq. Everything else on the connection reaches aio
 Hand-written because aiormq needs three frame objects, six queue operations and a task for each
 delivery, and as much for each publish: more than all other work of the bridge on a message. A
 publish with its confirm takes a twelfth of the CPU time here, a delivery with its ack an eighth
-(5 µs instead of 65, 6 µs instead of 52; `python -m bench.wires`). Also, aiormq reads without bound;
-only below it can reading stop while too many bytes are held.
+(5 µs instead of 65, 6 µs instead of 52; `python -m bench.parts wires`). Also, aiormq reads without
+bound; only below it can reading stop while too many bytes are held.
 """
 
 import asyncio

@@ -5,7 +5,7 @@ here. Nothing here does I/O or reads the clock.
 
 Why our own: llhttp hands over pieces and bounds none of them, and h11, which bounds the header but
 neither the body nor the number of requests, takes four times the CPU time:
-`python -m bench.request_parsing` measures both. To swap it in, feed a `h11.Connection` in
+`python -m bench.parts parsing` measures both. To swap it in, feed a `h11.Connection` in
 `RequestParser.feed`, and keep the limits of the body and of what waits in line.
 """
 
