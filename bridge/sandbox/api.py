@@ -22,14 +22,13 @@ from bridge.config.presets import Preset
 from bridge.errors import InvalidSignatureError
 from bridge.sandbox.guard import OriginGuard
 from bridge.sandbox.orders import (
-    FAULT,
-    FAULTS,
     MAX_FAULTS,
     MAX_HANG_SECONDS,
-    MESSAGE_QUERY,
-    PHONE_REPLY,
-    RECEIPT_ORDER,
     Fault,
+    Faults,
+    MessageQuery,
+    PhoneReply,
+    ReceiptOrder,
     WebhookOrder,
     validate,
 )
@@ -187,7 +186,7 @@ class SandboxApi:
 
     async def list_messages(self, request: Request) -> Response:
         """Show the accepted messages, oldest first; if asked to, wait for the first of them."""
-        query = validate(MESSAGE_QUERY, dict(request.query_params))
+        query = validate(MessageQuery, dict(request.query_params))
         number = -1
         if query.after is not None:
             after = self._store.newest(query.after, None)
@@ -247,14 +246,14 @@ class SandboxApi:
 
     async def set_faults(self, request: Request) -> Response:
         """Replace all faults."""
-        self._store.set_faults(self._check(validate(FAULTS, await request.body())))
+        self._store.set_faults(self._check(validate(Faults, await request.body()).root))
         return await self.list_faults(request)
 
     async def add_fault(self, request: Request) -> Response:
         """Add a fault behind all others."""
         if len(self._store.faults) >= MAX_FAULTS:
             raise HTTPException(409, f"There are {MAX_FAULTS} faults; end them first.")
-        added = self._check([validate(FAULT, await request.body())])
+        added = self._check([validate(Fault, await request.body())])
         self._store.set_faults([*self._store.faults, *added])
         return await self.list_faults(request)
 
@@ -273,14 +272,14 @@ class SandboxApi:
 
     async def send_reply(self, request: Request) -> Response:
         """Send the webhook of a message from a phone, repeated or forged if asked to."""
-        reply = validate(PHONE_REPLY, await request.body())
+        reply = validate(PhoneReply, await request.body())
         content = write_reply(self._service.preset, reply.sender, reply.text)
         webhook = SentWebhook("reply", cut_body(content.body), reply.sender, reply.text)
         return await self._send_webhook(request, content, reply, webhook)
 
     async def send_receipt(self, request: Request) -> Response:
         """Send the delivery receipt of an accepted message."""
-        order = validate(RECEIPT_ORDER, await request.body())
+        order = validate(ReceiptOrder, await request.body())
         message = self._store.newest(order.id, order.to)
         if message is None:
             raise HTTPException(404, "id, to: no such message was taken")

@@ -7,8 +7,8 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    RootModel,
     StringConstraints,
-    TypeAdapter,
     ValidationError,
     model_validator,
 )
@@ -22,7 +22,7 @@ MAX_FAULTS: Final = 1000
 MAX_HANG_SECONDS: Final = 600
 MAX_WAIT_SECONDS: Final = 60
 
-T = TypeVar("T")
+Order = TypeVar("Order", bound=BaseModel)
 
 
 class _Order(BaseModel):
@@ -117,23 +117,21 @@ class MessageQuery(BaseModel):
     wait_seconds: Annotated[float, Field(ge=0, le=MAX_WAIT_SECONDS, allow_inf_nan=False)] = 0
 
 
-FAULT: Final = TypeAdapter(Fault)
-FAULTS: Final = TypeAdapter(Annotated[list[Fault], Field(max_length=MAX_FAULTS)])
-MESSAGE_QUERY: Final = TypeAdapter(MessageQuery)
-PHONE_REPLY: Final = TypeAdapter(PhoneReply)
-READ_MARK: Final = TypeAdapter(ReadMark)
-RECEIPT_ORDER: Final = TypeAdapter(ReceiptOrder)
+class Faults(RootModel[Annotated[list[Fault], Field(max_length=MAX_FAULTS)]]):
+    """All faults, in the order in which they are tried."""
+
+    model_config = ConfigDict(strict=True, hide_input_in_errors=True)
 
 
-def validate(adapter: TypeAdapter[T], given: bytes | dict[str, str]) -> T:
+def validate(model: type[Order], given: bytes | dict[str, str]) -> Order:
     """Read JSON, or the members of a query.
 
     Raises HTTPException 400 whose detail names the first member that is wrong, not its value.
     """
     try:
         if isinstance(given, bytes):
-            return adapter.validate_json(given)
-        return adapter.validate_python(given)
+            return model.model_validate_json(given)
+        return model.model_validate(given)
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         path = ".".join(str(part) for part in first["loc"]) or "body"

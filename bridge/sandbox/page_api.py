@@ -18,7 +18,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from bridge.sandbox.orders import READ_MARK, validate
+from bridge.sandbox.orders import ReadMark, validate
 from bridge.sandbox.service import PlayedService
 from bridge.sandbox.store import SandboxStore
 from bridge.sandbox.webhooks import documented_deliveries
@@ -104,7 +104,7 @@ class PageApi:
 
     async def mark_read(self, request: Request) -> Response:
         """Remember, for all open pages, which messages somebody has seen."""
-        mark = validate(READ_MARK, await request.body())
+        mark = validate(ReadMark, await request.body())
         self._store.mark_read(mark.to, mark.number)
         return Response(status_code=204)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final, NoReturn
 
@@ -167,15 +168,12 @@ class Upkeep:
         self._logged_unusable = why
 
     def _log_used(self, differences: Collection[Difference]) -> None:
-        logged = {
-            event: " | ".join(
-                f"{name_of(one.entity)}: {one.text}"
-                for one in differences
-                if _EVENTS.get(one.kind, "topology_differs") == event
-            )
-            for event in _REMEDIES
-        }
+        texts: defaultdict[str, list[str]] = defaultdict(list)
+        for one in differences:
+            event = _EVENTS.get(one.kind, "topology_differs")
+            texts[event].append(f"{name_of(one.entity)}: {one.text}")
+        logged = {event: " | ".join(found) for event, found in texts.items()}
         for event, why in logged.items():
-            if why and why != self._logged_used.get(event):
+            if why != self._logged_used.get(event):
                 log.warning(event, why=why, remedy=_REMEDIES[event])
         self._logged_used = logged

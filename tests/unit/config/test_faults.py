@@ -196,6 +196,7 @@ REFUSED: dict[str, str | dict[str, Any]] = {
     "duration": {"worker": {"max_age": CANARY}},
     "header": {"sms_api": {"idempotency_header": f"Bearer {CANARY}"}},
     "pointer": {"webhook": {"event_id_pointers": [CANARY]}},
+    "field": {"sms_api": {"request": {"fields": {f"/to:{CANARY}": f"{{{CANARY}}}"}}}},
     "broken YAML": f"sms_api: {{key: '{CANARY}",
     "YAML tag": f"sms_api: !!python/name:{CANARY} x",
     "YAML alias": f"sms_api: {{key: *{CANARY}}}",

@@ -15,9 +15,6 @@ from tests.unit.config.conftest import Faults, Load
     [
         ("worker: {queue: 'a", "line 1: is not YAML for one configuration: look for a quote"),
         ("worker:\n  queue: a\n bad: b\n", "line 3: is not YAML for one configuration"),
-        ("worker:\n\tqueue: a\n", "line 2: is not YAML for one configuration"),
-        ("worker:\n  queue: a: b\n", "line 2: is not YAML for one configuration"),
-        ("worker: {queue: @a}", "line 1: is not YAML for one configuration"),
         ("worker: {queue: *a}", "line 1: is not YAML for one configuration"),
         ("worker: {queue: !a b}", "line 1: is not YAML for one configuration"),
         ("worker: {queue: a,\n  queue: b}", "line 2: the key `queue` is there twice; keep one"),

@@ -66,17 +66,6 @@ def test_of_all_plugins_only_those_enabled_are_shown(
     assert all((path / "ebin").is_dir() for path in shown.iterdir())
 
 
-def test_those_with_the_most_modules_are_tried_first(scripts: Path, tmp_path: Path) -> None:
-    """Of what RabbitMQ needs, the largest is named last, which Erlang puts first."""
-    variables = shorten_code_path(tmp_path / "code", scripts, [])
-
-    option, *folders = variables["ERL_AFLAGS"].split()
-    assert option == "-pa"
-    names = [Path(folder).parent.name.split("-")[0] for folder in folders]
-    assert set(names) == {"kernel", "mnesia", "ra", "rabbit"}
-    assert names[-2:] == ["ra", "rabbit"]
-
-
 @pytest.mark.parametrize("missing", ["erl", "rabbitmq-env"])
 def test_an_installation_of_another_kind_is_left_as_it_is(
     scripts: Path, tmp_path: Path, missing: str
