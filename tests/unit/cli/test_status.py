@@ -172,73 +172,68 @@ def test_workers_own_pauses(reason: PauseReason) -> None:
     assert "; " in found
 
 
-def test_a_pause_of_a_later_version() -> None:
-    one = worker("10.0.0.7:9090", paused("lunch"), paused("outage"))
-
-    assert sentences(one)[0].startswith("PAUSED  1 of 1 worker, lunch: a later version")
-    assert "paused: lunch, outage" in screen(one)
+ONE, OTHER = TWO
+NO_ANSWER = BrokerReport(fault="no connection to rabbitmq:5672 (refused)", stores=None)
 
 
-def test_what_the_service_asked_for() -> None:
-    slow = worker("10.0.0.8:9090", retry_after_seconds=12.0)
-
-    assert sentences(TWO[0], slow) == [
-        "SLOWED DOWN  1 of 2 workers, by a 429 of the service, for 12s more"
-    ]
-    assert "slowed down" in screen(slow)
+def consumers(count: int) -> list[QueueReport]:
+    return [QueueReport(name="q", role="requests", exists=True, ready=0, consumers=count)]
 
 
-def test_one_is_active() -> None:
-    active = worker("10.0.0.7:9090", is_standby=False)
-    other = worker("10.0.0.8:9090", is_standby=True)
-    lines = screen(active, other).splitlines()
+@pytest.mark.parametrize(
+    ("processes", "facts", "fault"),
+    [
+        (
+            [ONE, worker("w", retry_after_seconds=12.0)],
+            {},
+            "SLOWED DOWN  1 of 2 workers, by a 429 of the service, for 12s more",
+        ),
+        (
+            [ONE, worker("w", outage_suspected=True)],
+            {},
+            "OUTAGE SUSPECTED  1 of 2 workers, where request after request fails",
+        ),
+        (TWO, {"broker": NO_ANSWER}, "BROKER  no connection to rabbitmq:5672 (refused)"),
+        (TWO, {"broker": BrokerReport(fault=None, stores=False)}, "BROKER  takes no messages"),
+        (
+            [*TWO, ProcessReport(name="workers:9090", address="10.0.0.9:9090", fault="silent")],
+            {},
+            "NO ANSWER  10.0.0.9:9090 (workers:9090): silent",
+        ),
+        (
+            [*TWO, ProcessReport(name="nobody:1", address="nobody:1", fault="no address")],
+            {},
+            "NO ANSWER  nobody:1: no address",
+        ),
+        (
+            [ONE],
+            {},
+            "NOT SHOWN  1 of 2 workers that consume: name their admin ports with --admin",
+        ),
+        (TWO, {"queues": consumers(3)}, "NOT SHOWN  1 of 3 workers"),
+        ([], {"queues": consumers(0), "rates": None}, "NO WORKER  takes requests"),
+        (
+            [worker("w", paused("lunch")), OTHER],
+            {},
+            "PAUSED  1 of 2 workers, lunch: a later version",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_faults(processes: list[ProcessReport], facts: dict[str, Any], fault: str) -> None:
+    (found,) = sentences(*processes, **facts)
 
-    assert any(line.startswith("10.0.0.7") and line.endswith("active") for line in lines)
-    assert any(line.startswith("10.0.0.8") and line.endswith("standing by") for line in lines)
+    assert found.startswith(fault)
 
 
-def test_a_suspected_outage() -> None:
-    suspecting = worker("10.0.0.8:9090", outage_suspected=True)
+def test_what_a_worker_saw_has_its_age() -> None:
+    facts = {"broker": NO_ANSWER, "queues_from": "workers", "queues_at": ago(16)}
 
-    assert sentences(TWO[0], suspecting) == [
-        "OUTAGE SUSPECTED  1 of 2 workers, where request after request fails"
-    ]
-
-
-def test_the_broker_is_silent() -> None:
-    fault = BrokerReport(fault="no connection to rabbitmq:5672 (refused)", stores=None)
-    facts = {"broker": fault, "queues_from": "workers", "queues_at": ago(16)}
-    found = screen(*TWO, **facts)
-
-    assert sentences(*TWO, **facts) == ["BROKER  no connection to rabbitmq:5672 (refused)"]
-    assert "QUEUE              WAITING  CONSUMERS  as a worker saw it 16s ago" in found
-
-
-def test_the_broker_stores_nothing() -> None:
-    (found,) = sentences(*TWO, broker=BrokerReport(fault=None, stores=False))
-
-    assert found.startswith("BROKER  takes no messages")
-
-
-def test_ports_that_do_not_answer() -> None:
-    silent = ProcessReport(name="workers:9090", address="10.0.0.9:9090", fault="no connection")
-    unknown = ProcessReport(name="nobody:1", address="nobody:1", fault="the name has no address")
-
-    assert sentences(*TWO, silent, unknown) == [
-        "NO ANSWER  10.0.0.9:9090 (workers:9090): no connection",
-        "NO ANSWER  nobody:1: the name has no address",
-    ]
-
-
-def test_workers_that_nobody_named() -> None:
-    assert sentences(TWO[0]) == [
-        "NOT SHOWN  1 of 2 workers that consume: name their admin ports with --admin"
-    ]
-    assert sentences(TWO[0], queues_from="workers") == []
-    three = QueueReport(name="q", role="requests", exists=True, ready=0, consumers=3)
-    assert sentences(*TWO, queues=[three])[0].startswith("NOT SHOWN  1 of 3 workers")
-    nobody = QueueReport(name="q", role="requests", exists=True, ready=0, consumers=0)
-    assert sentences(queues=[nobody], rates=None)[0].startswith("NO WORKER  takes requests")
+    assert "QUEUE              WAITING  CONSUMERS  as a worker saw it 16s ago" in screen(
+        *TWO, **facts
+    )
+    # How many consumers there are now is not known.
+    assert len(sentences(ONE, **facts)) == 1
 
 
 def test_the_ended_consumer_of_a_paused_worker_is_no_other_worker() -> None:
@@ -261,15 +256,21 @@ def test_a_narrow_terminal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("facts", "state"),
+    ("pauses", "facts", "state"),
     [
-        ({"failing": ["not_draining", "consumer"]}, "draining"),
-        ({"is_connected": False, "failing": ["consumer"]}, "no broker"),
-        ({"failing": ["consumer"]}, "not ready: consumer"),
+        ((), {"failing": ["not_draining", "consumer"]}, "draining"),
+        ((), {"is_connected": False, "failing": ["consumer"]}, "no broker"),
+        ((), {"failing": ["consumer"]}, "not ready: consumer"),
+        ((), {"retry_after_seconds": 12.0}, "slowed down"),
+        ((), {"is_standby": True}, "standing by"),
+        ((), {"is_standby": False}, "active"),
+        ((paused("lunch"), paused("outage")), {}, "paused: lunch, outage"),
     ],
 )
-def test_states(facts: dict[str, object], state: str) -> None:
-    assert screen(worker("10.0.0.7:9090", **facts)).splitlines()[-1].endswith(f"  {state}")
+def test_states(pauses: tuple[PauseFacts, ...], facts: dict[str, Any], state: str) -> None:
+    lines = screen(worker("10.0.0.7:9090", *pauses, **facts)).splitlines()
+
+    assert lines[-1].endswith(f"  {state}")
 
 
 def test_nobody_answers() -> None:
