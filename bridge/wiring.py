@@ -20,9 +20,8 @@ from bridge.credentials import Secrets
 from bridge.errors import ConfigError
 from bridge.http.admin import LIMITS as ADMIN_LIMITS
 from bridge.http.admin import Health, admin_handler
-from bridge.http.limits import fit_open_files
 from bridge.http.listener import Listener
-from bridge.http.service import Hooks
+from bridge.http.service import Hooks, fit_open_files
 from bridge.start_checks import broker_login, webhook_endpoints
 from bridge.telemetry.log_setup import LineWriter, configure_logging
 from bridge.telemetry.logs import Level, Log

@@ -12,9 +12,9 @@ from http import HTTPStatus
 from typing import Final, cast
 
 from bridge.http.messages import Request, Response, problem, render
-from bridge.http.occupancy import Eviction, Occupancy
+from bridge.http.occupancy import Occupancy
 from bridge.http.parser import BODY, IDLE, RequestParser
-from bridge.http.service import Service
+from bridge.http.service import Eviction, Service
 from bridge.telemetry.logs import Log
 
 log = Log(__name__)

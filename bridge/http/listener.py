@@ -24,10 +24,9 @@ from typing import Final
 
 from bridge.errors import BridgeError
 from bridge.http.connection import Connection
-from bridge.http.limits import Limits, allow_open_files
 from bridge.http.messages import Handler
 from bridge.http.occupancy import Occupancy
-from bridge.http.service import NO_HOOKS, Hooks, Service
+from bridge.http.service import NO_HOOKS, Hooks, Limits, Service, allow_open_files
 
 # How many connections the kernel may hold before we accept them; `somaxconn` may allow fewer.
 BACKLOG: Final = 2048

@@ -6,13 +6,10 @@ evicted first.
 """
 
 import asyncio
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
-from bridge.http.limits import Limits
 from bridge.http.messages import Response
-
-# Why a connection was evicted: no place for a new one, or no memory for its request.
-Eviction = Literal["connections", "memory"]
+from bridge.http.service import Eviction, Limits
 
 
 class Occupant(Protocol):

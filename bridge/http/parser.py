@@ -18,8 +18,8 @@ from urllib.parse import unquote
 
 import httptools
 
-from bridge.http.limits import Limits
 from bridge.http.messages import Headers, Judge, Request, Response, problem
+from bridge.http.service import Limits
 
 # How many pipelined requests may wait; no sender of webhooks comes near it.
 MAX_PIPELINED: Final = 16

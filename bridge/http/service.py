@@ -1,20 +1,47 @@
-"""What the connections of a listener share: the handler, the limits, the hooks, one buffer."""
+"""What the connections of a listener share: its limits, its hooks, its handler, one buffer."""
 
+import resource
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal
 
-from bridge.http.limits import Limits
 from bridge.http.messages import Handler, Judge, Response
-from bridge.http.occupancy import Eviction
+from bridge.telemetry.logs import Log
 
-# How much one read takes from the kernel at most.
+log = Log(__name__)
+
+# Size of one read from the kernel.
 READ_BYTES: Final = 65536
+# How many open files we ask for; systems commonly allow 1,024 until a process asks for more.
+MAX_OPEN_FILES: Final = 65536
+
+# Why a connection was evicted: no place for a new one, or no memory for its request.
+Eviction = Literal["connections", "memory"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The limits of one listener.
+
+    `max_buffered_bytes` bounds the memory of all unanswered requests together, headers included.
+    `keep_alive_seconds` is how long a connection may be silent between two requests,
+    `idle_timeout_seconds` how long before the first one, within a header, or with a response
+    unread.
+    """
+
+    max_connections: int
+    max_header_bytes: int
+    max_headers: int
+    max_body_bytes: int
+    max_buffered_bytes: int
+    idle_timeout_seconds: float
+    body_timeout_seconds: float
+    keep_alive_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What a listener calls besides the handler.
+    """Callbacks of a listener besides its handler.
 
     `judge` may refuse a request by its header. `on_refusal` is called for each response that is
     sent without the handler: method and path, None if they were not read, and the response.
@@ -31,10 +58,10 @@ NO_HOOKS: Final = Hooks()
 
 @dataclass(slots=True)
 class Service:
-    """What all connections of a listener share.
+    """The state that all connections of a listener share.
 
     `date_line` is the Date header of each response; the listener renews it. One `buffer` is enough,
-    because what is read is parsed before the next read.
+    because every read is parsed before the next one.
     """
 
     handler: Handler
@@ -42,3 +69,35 @@ class Service:
     hooks: Hooks
     date_line: bytes = b""
     buffer: memoryview = field(default_factory=lambda: memoryview(bytearray(READ_BYTES)))
+
+
+def fit_open_files(limits: Limits, *, reserved: int, setting: str) -> Limits:
+    """Lower `max_connections` to what open files allow, but not below a quarter of that limit.
+
+    `reserved` is the number of files that the rest of the process needs: without descriptors it
+    could neither reach the broker nor answer on the admin port. A warning names `setting` and the
+    remedy.
+    """
+    open_files = allow_open_files()
+    most = max(open_files - reserved, open_files // 4)
+    if limits.max_connections <= most:
+        return limits
+    log.warning(
+        "connections_limited",
+        setting=setting,
+        wanted=limits.max_connections,
+        connections=most,
+        open_files=open_files,
+        remedy="raise the hard limit of open files (ulimit -Hn, LimitNOFILE), or lower the setting",
+    )
+    return replace(limits, max_connections=most)
+
+
+def allow_open_files() -> int:
+    """Ask for as many open files as the system grants; return how many there may be."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+        return allowed
+    return MAX_OPEN_FILES if soft == resource.RLIM_INFINITY else soft

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import Final
 
 from bridge.http.messages import Request, Response
-from bridge.http.occupancy import Eviction
+from bridge.http.service import Eviction
 from bridge.telemetry.log_format import shown_seconds
 from bridge.telemetry.logs import CountedLog, Log
 from bridge.telemetry.trace_context import Span, Tracer

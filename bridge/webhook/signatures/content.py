@@ -12,7 +12,7 @@ from typing import Final
 
 from bridge.errors import InvalidSignatureError
 from bridge.webhook.signatures.forms import check_no_form, check_row, read_form, signed_row
-from bridge.webhook.signatures.given import Given, only
+from bridge.webhook.signatures.header import Given, only
 from bridge.webhook.signatures.schemes import PLACEHOLDER, Scheme
 
 # The parameter of the query that binds the body where only the URL is signed.
@@ -81,7 +81,7 @@ def read_parameters(
         _check_digest(query, body)
         check_no_form(scheme.parameters, query)
         return None
-    return read_form(body, given)
+    return read_form(body, only(given, "content-type").decode())
 
 
 def check_parameters(

@@ -1,14 +1,16 @@
-"""Parses and writes the signature header, strictly."""
+"""Reads headers that must be unique; parses and writes the signature header, strictly."""
 
 import base64
 import binascii
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from bridge.errors import InvalidSignatureError
-from bridge.webhook.signatures.given import Given, only
 from bridge.webhook.signatures.schemes import DIGEST_BYTES, Scheme
+
+# Names are in lower case; repeated headers appear repeatedly.
+Given = Sequence[tuple[bytes, bytes]]
 
 # Bound of signatures in one header. A service that rotates its secret sends two or three.
 MAX_CANDIDATES: Final = 10
@@ -19,6 +21,21 @@ _SEPARATORS: Final = {"kv": (b",", b"="), "list": (b" ", b","), "csv": (b",", b"
 _VERSION: Final = b"v1"
 # No leading zero: it could belong to the content before the timestamp.
 _TIMESTAMP: Final = re.compile(rb"[1-9][0-9]{0,12}")
+
+
+def only(given: Given, name: str) -> bytes:
+    """Return the value of a header that must occur exactly once.
+
+    Raises InvalidSignatureError if it is missing, repeated or not ASCII.
+    """
+    wanted = name.lower().encode()
+    values = [value for key, value in given if key == wanted]
+    if not values:
+        raise InvalidSignatureError("missing")
+    if len(values) > 1 or not values[0].isascii():
+        raise InvalidSignatureError("malformed")
+    # Some HTTP parsers keep the white space around a value, which is not part of it.
+    return values[0].strip(b" \t")
 
 
 def read_signature(scheme: Scheme, given: Given) -> tuple[list[bytes], bytes]:

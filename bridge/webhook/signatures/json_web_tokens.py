@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import jwt
 
 from bridge.errors import InvalidSignatureError
-from bridge.webhook.signatures.given import Given, only
+from bridge.webhook.signatures.header import Given, only
 from bridge.webhook.signatures.schemes import Scheme
 
 # Tokens of the known services have less than 1,000 bytes.

@@ -22,8 +22,7 @@ from bridge.webhook.signatures.content import (
     with_digest,
 )
 from bridge.webhook.signatures.forms import is_form_type
-from bridge.webhook.signatures.given import Given
-from bridge.webhook.signatures.header import read_signature, write_signature
+from bridge.webhook.signatures.header import Given, read_signature, write_signature
 from bridge.webhook.signatures.schemes import Scheme
 
 

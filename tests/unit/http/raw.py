@@ -8,10 +8,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from bridge.http.limits import Limits
 from bridge.http.listener import Listener
 from bridge.http.messages import Answer, Request, Response, problem
-from bridge.http.service import Hooks
+from bridge.http.service import Hooks, Limits
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 LAST_GET = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"

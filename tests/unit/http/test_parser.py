@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge.http.limits import Limits
 from bridge.http.messages import Request, Response
 from bridge.http.parser import HEADER_OVERHEAD_BYTES, MAX_PIPELINED, Phase, RequestParser
+from bridge.http.service import Limits
 
 LIMITS = Limits(
     max_connections=1,

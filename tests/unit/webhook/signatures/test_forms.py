@@ -25,6 +25,7 @@ from bridge.webhook.signatures.forms import (
     read_form,
     signed_row,
 )
+from bridge.webhook.signatures.header import only
 from bridge.webhook.signatures.schemes import PRESETS
 from bridge.webhook.signatures.verify import verify
 
@@ -63,7 +64,8 @@ PLIVO_INCOMING = {
 
 def read(body: bytes, *content_types: str) -> list[tuple[str, str]]:
     """Read a form that came with these headers."""
-    return read_form(body, [(b"content-type", kind.encode()) for kind in content_types or (FORM,)])
+    given = [(b"content-type", kind.encode()) for kind in content_types or (FORM,)]
+    return read_form(body, only(given, "content-type").decode())
 
 
 def row_of(form: dict[str, str], known: Parameters = TWILIO, query: bytes = b"") -> str:
