@@ -21,7 +21,7 @@ from bridge.amqp.client import Channel
 from bridge.amqp.publisher import Publisher
 from bridge.amqp.wire import Demultiplexer, PublishingChannel, Wire
 from bridge.config.webhook import WebhookSettings
-from bridge.http.connection import Connection
+from bridge.http.connection import ServerConnection
 from bridge.http.messages import Request, Response, render
 from bridge.http.occupancy import Occupancy
 from bridge.http.parser import RequestParser
@@ -100,9 +100,9 @@ class Bench:
     async def all_of_it(self) -> None:
         """Take requests from their bytes to the bytes of their responses."""
         peers, connections = [], []
-        occupancy: Occupancy[Connection] = Occupancy(self.limits)
+        occupancy: Occupancy[ServerConnection] = Occupancy(self.limits)
         for _ in range(AT_ONCE):
-            connection = Connection(self._service, occupancy, asyncio.get_running_loop())
+            connection = ServerConnection(self._service, occupancy, asyncio.get_running_loop())
             peers.append(_Peer())
             connection.connection_made(peers[-1])
             connections.append(connection)

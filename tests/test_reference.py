@@ -17,7 +17,7 @@ from bridge.admin.message_models import (
 )
 from bridge.config import Settings
 from bridge.outcome_event import ReceiptOutcome
-from bridge.webhook.receipts import Delivery
+from bridge.webhook.receipts import DeliveryState
 from bridge.worker import envelope
 from bridge.worker.fates import DeadReason, FinalOutcome
 from bridge.worker.request import SendRequest
@@ -94,4 +94,4 @@ def test_the_names_on_the_broker_are_the_defaults() -> None:
     assert set(SECTIONS["Names on the broker"]["name"]) == own | inbound
     assert "`5s 30s 2m 10m 1h`" in PAGE
     assert f"`worker.max_text_length` ({settings.worker.max_text_length})" in PAGE
-    assert all(f"`{word}`" in PAGE for word in get_args(Delivery))
+    assert all(f"`{word}`" in PAGE for word in get_args(DeliveryState))

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from bridge.config import OnUncertain
 from bridge.config.fields import ErrorCode
 from bridge.outcome_event import ReceiptOutcome
-from bridge.webhook.receipts import Delivery
+from bridge.webhook.receipts import DeliveryState
 from bridge.worker.fates import DeadReason, FinalOutcome
 
 Moment = Annotated[
@@ -98,7 +98,7 @@ class EventHeaders(_TraceHeaders):
         alias="sms-bridge-event-id",
         description="the service's id of the event; left out when it gives none",
     )
-    delivery: Delivery | None = Field(
+    delivery: DeliveryState | None = Field(
         None,
         alias="sms-bridge-delivery",
         description="the result in a delivery receipt; left out of a bundle of several",

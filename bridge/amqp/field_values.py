@@ -33,7 +33,7 @@ _VALUE_BYTES: Final[Mapping[bytes, int]] = {
 }
 
 
-class Headers(dict[str, Any]):
+class HeaderTable(dict[str, Any]):
     """Decoded headers; `written` is the table's bytes as they came, beginning with its length."""
 
     __slots__ = ("written",)
@@ -54,7 +54,7 @@ def as_they_came(headers: dict[str, Any] | None) -> dict[str, Any]:
 
     Decoded values do not suffice: a 1 may have been one byte or 64 bits.
     """
-    if not isinstance(headers, Headers):
+    if not isinstance(headers, HeaderTable):
         return dict(headers or {})
     table, entries, at = headers.written, {}, 4
     while at < len(table):
@@ -143,7 +143,7 @@ def decode_table(value: bytes, depth: int = 0) -> tuple[int, dict[str, Any]]:
         # A name may reach beyond the table. In compiled code a slice must not begin after its end.
         used, table[name] = _decode_value(value[offset : max(offset, end)], depth + 1)
         offset += used
-    return end, table if depth else Headers(table, bytes(value[:end]))
+    return end, table if depth else HeaderTable(table, bytes(value[:end]))
 
 
 def _end_within(value: bytes) -> int:

@@ -12,7 +12,7 @@ from typing import Final, NoReturn, cast
 from prometheus_client import Metric
 from prometheus_client.exposition import choose_encoder
 
-from bridge.http.messages import Answer, Request, Response, problem
+from bridge.http.messages import Request, Response, ResponseOrFuture, problem
 from bridge.http.service import Limits
 from bridge.telemetry.log_format import dump_json
 from bridge.telemetry.metrics import BridgeMetrics, Registry
@@ -70,9 +70,9 @@ class Health:
         return self._clock() - self._last_beat < MAX_SILENCE_SECONDS
 
 
-def admin_handler(health: Health, registry: Registry) -> Callable[[Request], Answer]:
+def admin_handler(health: Health, registry: Registry) -> Callable[[Request], ResponseOrFuture]:
     """Make what answers on the admin port; it answers /metrics later, and needs an event loop."""
-    pages: dict[str, Callable[[Request], Answer]] = {
+    pages: dict[str, Callable[[Request], ResponseOrFuture]] = {
         "/livez": lambda _: _probe(health.live, {}),
         "/readyz": lambda _: _probe(health.ready, health.facts),
         "/startupz": lambda _: _probe({}, {}),
@@ -81,7 +81,7 @@ def admin_handler(health: Health, registry: Registry) -> Callable[[Request], Ans
         ),
     }
 
-    def answer(request: Request) -> Answer:
+    def answer(request: Request) -> ResponseOrFuture:
         page = pages.get(request.path)
         if page is None:
             return problem(404, "nothing is here")

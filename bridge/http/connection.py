@@ -32,13 +32,13 @@ _CUT_OFF: Final = Response(HTTPStatus.BAD_REQUEST)
 _FULL: Final = problem(503, "too many connections; try again later", Retry_After="5")
 
 
-class Connection(asyncio.BufferedProtocol):
+class ServerConnection(asyncio.BufferedProtocol):
     """One connection: has its requests answered one by one, and sets its deadline."""
 
     def __init__(
         self,
         service: Service,
-        occupancy: "Occupancy[Connection]",
+        occupancy: "Occupancy[ServerConnection]",
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._service = service
@@ -62,7 +62,7 @@ class Connection(asyncio.BufferedProtocol):
         self.deadline = math.inf
         # The line of the occupancy in which it waits to be evicted, and since when: a time of the
         # event loop.
-        self._line: dict[Connection, None] | None = None
+        self._line: dict[ServerConnection, None] | None = None
         self.since = 0.0
 
     # asyncio's side
@@ -174,7 +174,7 @@ class Connection(asyncio.BufferedProtocol):
     def _line_up(self) -> None:
         """Join the end of the line that fits its state, unless it is in that line already."""
         occupancy = self._occupancy
-        line: dict[Connection, None] | None
+        line: dict[ServerConnection, None] | None
         if self._is_over:
             line = occupancy.silent
         elif self._is_clogged:

@@ -23,7 +23,7 @@ from email.utils import formatdate
 from typing import Final
 
 from bridge.errors import BridgeError
-from bridge.http.connection import Connection
+from bridge.http.connection import ServerConnection
 from bridge.http.messages import Handler
 from bridge.http.occupancy import Occupancy
 from bridge.http.service import NO_HOOKS, Hooks, Limits, Service, allow_open_files
@@ -62,7 +62,7 @@ class Listener:
         hooks: Hooks = NO_HOOKS,
     ) -> None:
         self._service = Service(handler, limits, hooks)
-        self.occupancy: Occupancy[Connection] = Occupancy(limits)
+        self.occupancy: Occupancy[ServerConnection] = Occupancy(limits)
         self._socket = bind(host, port, settings=f"{section}.")
         self.port: int = self._socket.getsockname()[1]
         self._drain_timeout_seconds = drain_timeout_seconds
@@ -83,7 +83,7 @@ class Listener:
         self._swept_at = loop.time()
         await self._sweep(loop.time())
         server = await loop.create_server(
-            lambda: Connection(self._service, self.occupancy, loop),
+            lambda: ServerConnection(self._service, self.occupancy, loop),
             sock=self._socket,
             backlog=BACKLOG,
         )

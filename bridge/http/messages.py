@@ -92,7 +92,7 @@ class Request:
 Judge = Callable[[str, str, Headers], Response | None]
 
 # The answer to a request, at once or later.
-Answer = Response | asyncio.Future[Response]
+ResponseOrFuture = Response | asyncio.Future[Response]
 
 # Answers one complete request; what it answers later has a deadline of its own.
-Handler = Callable[[Request], Answer]
+Handler = Callable[[Request], ResponseOrFuture]

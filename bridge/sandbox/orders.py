@@ -15,7 +15,7 @@ from pydantic import (
 from starlette.exceptions import HTTPException
 
 from bridge.sandbox.service import find_problem
-from bridge.webhook.receipts import Delivery
+from bridge.webhook.receipts import DeliveryState
 
 MAX_FAULTS: Final = 1000
 # The longest time for which a fault may delay its answer, or hang.
@@ -48,7 +48,7 @@ class ReceiptOrder(WebhookOrder):
 
     id: str | None = None
     to: str | None = None
-    delivery: Delivery = "delivered"
+    delivery: DeliveryState = "delivered"
 
 
 class ReadMark(_Order):

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
-from bridge.webhook.receipts import Delivery
+from bridge.webhook.receipts import DeliveryState
 from bridge.worker.segments import count_segments
 
 MAX_SHOWN_BYTES: Final = 64 * 1024
@@ -114,7 +114,7 @@ class SentWebhook:
     phone: str | None = None
     text: str | None = None
     about: str | None = None
-    delivery: Delivery | None = None
+    delivery: DeliveryState | None = None
     repeat: int = 1
     forged: bool = False
     answers: list[int | None] | None = None

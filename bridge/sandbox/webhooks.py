@@ -18,7 +18,7 @@ from bridge.config.presets import Preset, documented_webhooks, needed_settings
 from bridge.errors import ConfigError
 from bridge.sandbox.records import AcceptedMessage
 from bridge.sandbox.service import FORM, JSON, like
-from bridge.webhook.receipts import Delivery
+from bridge.webhook.receipts import DeliveryState
 from bridge.webhook.signatures.ed25519 import make_pair
 from bridge.webhook.signatures.schemes import Scheme, decode_secret, scheme_from
 from bridge.webhook.signatures.verify import Signed, sign
@@ -36,10 +36,10 @@ class WebhookContent(NamedTuple):
     content_type: str
 
 
-def documented_deliveries(preset: Preset) -> list[Delivery]:
+def documented_deliveries(preset: Preset) -> list[DeliveryState]:
     """List what the delivery receipts of a service can say."""
     documented = {example.get("delivery") for example in documented_webhooks(preset)}
-    return [delivery for delivery in get_args(Delivery) if delivery in documented]
+    return [delivery for delivery in get_args(DeliveryState) if delivery in documented]
 
 
 def write_reply(preset: Preset, sender: str, text: str) -> WebhookContent:
@@ -52,7 +52,9 @@ def write_reply(preset: Preset, sender: str, text: str) -> WebhookContent:
     return _fill_example(example, {"number": sender, "text": text})
 
 
-def write_receipt(preset: Preset, message: AcceptedMessage, delivery: Delivery) -> WebhookContent:
+def write_receipt(
+    preset: Preset, message: AcceptedMessage, delivery: DeliveryState
+) -> WebhookContent:
     """Write the delivery receipt of a message.
 
     Raises ValueError if the service is not documented to send any of this kind.

@@ -43,7 +43,7 @@ class Form(dict[str, str]):
     """The first value of each field of a form, by its name."""
 
 
-class Event:
+class WebhookEvent:
     """One verified webhook. `type` is None if neither the body nor the endpoint names one.
 
     `path` is the endpoint's path. `signed_at` is in unix seconds, or None if the scheme signs no
@@ -112,7 +112,7 @@ def name_event(
     verified: Verified,
     endpoint: EndpointSettings,
     content_encoding: str | None = None,
-) -> Event:
+) -> WebhookEvent:
     """Find type, id and receipts of an authentic body; the body itself is never changed.
 
     The type is the first text found by a pointer, else the endpoint's constant. The id is the
@@ -123,7 +123,7 @@ def name_event(
     kind = find_text(document, endpoint.event_type_pointers)
     if kind is None:
         kind = endpoint.event_type
-    return Event(
+    return WebhookEvent(
         path=endpoint.path,
         body=body,
         is_json=document is not NOT_JSON and type(document) is not Form,
@@ -187,7 +187,7 @@ def as_form(request: Request) -> Request:
 
 
 def properties_of(
-    event: Event, request: Request, *, message_id: str, trace: TraceHeaders
+    event: WebhookEvent, request: Request, *, message_id: str, trace: TraceHeaders
 ) -> Properties:
     """Build the AMQP properties of an event, trace headers included.
 

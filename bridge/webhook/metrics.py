@@ -9,9 +9,9 @@ from bridge.errors import SignatureFault
 from bridge.http.service import Eviction
 from bridge.telemetry.metrics import AGE_SECONDS, FAST_SECONDS, SIZE_BYTES, MetricSet, Registry
 from bridge.topology.queue_sizes import QueueSizes, QueueWatch
-from bridge.webhook.receipts import Delivery
+from bridge.webhook.receipts import DeliveryState
 
-Serve = Callable[[Connection], Coroutine[Any, Any, None]]
+_Serve = Callable[[Connection], Coroutine[Any, Any, None]]
 
 # Outcome of a webhook.
 EventOutcome = Literal[
@@ -115,9 +115,9 @@ class WebhookMetrics(MetricSet):
         )
         self.delivery_reports = self._counter(
             "sms_bridge_webhook_delivery_reports_total",
-            "Delivery receipts by what they say; `unknown` is a word that no setting lists.",
+            "DeliveryState receipts by what they say; `unknown` is a word that no setting lists.",
             ("status",),
-            (*get_args(Delivery), UNKNOWN_DELIVERY),
+            (*get_args(DeliveryState), UNKNOWN_DELIVERY),
         )
 
     def _signatures(self) -> None:
@@ -148,7 +148,7 @@ class WebhookMetrics(MetricSet):
         )
 
 
-def watched(serve: Serve, queue: str | None, metrics: WebhookMetrics) -> Serve:
+def watched(serve: _Serve, queue: str | None, metrics: WebhookMetrics) -> _Serve:
     """Wrap `serve` so that the size of the bridge's own queue is measured while it runs.
 
     The queue receives every event. Without a consumer it grows until a resource alarm of the broker

@@ -12,14 +12,14 @@ from bridge.errors import ExchangeRefusedError, PublishError
 from bridge.outcome_event import OutcomeEvent, ReceiptOutcome, outcome_properties
 from bridge.telemetry.trace_context import TraceHeaders
 from bridge.ttl_cache import TtlCache
-from bridge.webhook.event import Event
-from bridge.webhook.receipts import Delivery, Receipt
+from bridge.webhook.event import WebhookEvent
+from bridge.webhook.receipts import DeliveryState, Receipt
 
 # Guaranteed number of remembered events. They take less than 24 MiB.
 LEAST_RECENT_EVENTS: Final = 100_000
 # Outcome events of one webhook in flight at once. Services bundle up to this many receipts.
 MAX_AT_ONCE: Final = 100
-_OUTCOMES: Final[dict[Delivery | None, ReceiptOutcome]] = {
+_OUTCOMES: Final[dict[DeliveryState | None, ReceiptOutcome]] = {
     "delivered": "delivered",
     "failed": "undelivered",
 }
@@ -103,7 +103,7 @@ class ReceiptOutcomes:
         self._recent = recent
 
     async def publish(
-        self, event: Event, trace: TraceHeaders, *, at: float, deadline: float
+        self, event: WebhookEvent, trace: TraceHeaders, *, at: float, deadline: float
     ) -> bool:
         """Publish all outcome events and await their confirms; return whether any was new.
 
@@ -173,7 +173,7 @@ def _outcomes(receipts: tuple[Receipt, ...], at: float) -> Iterator[OutcomeEvent
             )
 
 
-def _key(event: Event, number: int) -> bytes | None:
+def _key(event: WebhookEvent, number: int) -> bytes | None:
     """Return the repeat key of the outcome event of one receipt."""
     key = event.repeat_key
     return None if key is None else key + number.to_bytes(4)

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, NamedTuple
 from bridge.config.webhook import ReceiptSettings
 from bridge.json_pointer import as_text, find_all, find_code, find_id
 
-Delivery = Literal["delivered", "failed", "pending"]
+DeliveryState = Literal["delivered", "failed", "pending"]
 
 # A phone number has 7 to 15 digits (ITU-T E.164), however they are grouped; two more may stand
 # before them to dial abroad. One behind a + is a number wherever it stands.
@@ -22,7 +22,7 @@ class Receipt(NamedTuple):
     the message, `message_id` our reference from the request, `code` the reason of a failure.
     """
 
-    delivery: Delivery | None
+    delivery: DeliveryState | None
     provider_id: str | None = None
     message_id: str | None = None
     code: str | None = None
@@ -81,7 +81,7 @@ def _find_status(document: Any, pointers: Sequence[str]) -> str | None:  # noqa:
     return None
 
 
-def _delivery(status: str, settings: ReceiptSettings) -> Delivery | None:
+def _delivery(status: str, settings: ReceiptSettings) -> DeliveryState | None:
     if status in settings.delivered:
         return "delivered"
     if status in settings.failed:

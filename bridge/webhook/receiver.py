@@ -19,13 +19,13 @@ from bridge.amqp.publication import ConfirmDeadlines, Publication
 from bridge.amqp.publisher import Publisher
 from bridge.config import WebhookSettings
 from bridge.errors import InvalidSignatureError, PublishError
-from bridge.http.messages import Answer, Headers, Request, Response, problem
+from bridge.http.messages import Headers, Request, Response, ResponseOrFuture, problem
 from bridge.http.service import Limits
 from bridge.telemetry.logs import Log
 from bridge.telemetry.trace_context import Span, TraceHeaders, Tracer
 from bridge.topology.upkeep import Upkeep
 from bridge.webhook.endpoint import RETRY_AFTER_SECONDS, Endpoint
-from bridge.webhook.event import Event, as_form, name_event, properties_of
+from bridge.webhook.event import WebhookEvent, as_form, name_event, properties_of
 from bridge.webhook.metrics import EventOutcome, WebhookMetrics
 from bridge.webhook.publishing import ReceiptOutcomes, RecentEvents, all_of
 from bridge.webhook.recorder import Recorder, Webhook
@@ -71,7 +71,7 @@ class Unconfirmed:
 
     __slots__ = ("answer", "event", "span", "webhook")
 
-    def __init__(self, webhook: Webhook, event: Event, span: Span) -> None:
+    def __init__(self, webhook: Webhook, event: WebhookEvent, span: Span) -> None:
         self.webhook = webhook
         self.event = event
         self.span = span
@@ -163,7 +163,7 @@ class Receiver:
                 return None
         return endpoint.unsigned
 
-    def answer(self, request: Request) -> Answer:
+    def answer(self, request: Request) -> ResponseOrFuture:
         """Answer a complete request, at once or when the broker has confirmed the event."""
         refused = self.judge(request.method, request.path, request.headers)
         if refused is not None:
@@ -205,7 +205,7 @@ class Receiver:
             self._metrics.signature_age.observe(max(0.0, now - verified.timestamp))
         return verified
 
-    def _name(self, webhook: Webhook, verified: Verified) -> Event:
+    def _name(self, webhook: Webhook, verified: Verified) -> WebhookEvent:
         request = webhook.request
         if request.method == "GET":
             webhook.request = request = as_form(request)
@@ -215,7 +215,7 @@ class Receiver:
         event = webhook.event = name_event(request.body, content_type, verified, settings, encoding)
         return event
 
-    def _publish_at_once(self, webhook: Webhook, event: Event) -> Answer | None:
+    def _publish_at_once(self, webhook: Webhook, event: WebhookEvent) -> ResponseOrFuture | None:
         """Publish an event that waits only for its confirm; return None for any other."""
         has_outcomes = self._outcomes is not None and event.receipts
         key = event.repeat_key
@@ -269,10 +269,10 @@ class Receiver:
         else:
             answer.set_result(response)
 
-    def _publish_later(self, webhook: Webhook, event: Event) -> Answer:
+    def _publish_later(self, webhook: Webhook, event: WebhookEvent) -> ResponseOrFuture:
         return asyncio.get_running_loop().create_task(self._publish(webhook, event))
 
-    async def _publish(self, webhook: Webhook, event: Event) -> Response:
+    async def _publish(self, webhook: Webhook, event: WebhookEvent) -> Response:
         """Publish an event and the outcome events of its receipts; return when all are confirmed.
 
         Waits for room in the publisher and for a repeat in flight. Publishes nothing twice.
@@ -299,7 +299,7 @@ class Receiver:
         return self._accepted(webhook, event, is_new=is_new)
 
     def _publish_event(
-        self, webhook: Webhook, event: Event, deadline: float, trace: TraceHeaders
+        self, webhook: Webhook, event: WebhookEvent, deadline: float, trace: TraceHeaders
     ) -> Coroutine[Any, Any, bool]:
         def write() -> Awaitable[Publication]:
             return self._publisher.write(
@@ -312,11 +312,11 @@ class Receiver:
 
         return self._recent.once(event.repeat_key, write, deadline=deadline)
 
-    def _properties(self, webhook: Webhook, event: Event, trace: TraceHeaders) -> Properties:
+    def _properties(self, webhook: Webhook, event: WebhookEvent, trace: TraceHeaders) -> Properties:
         message_id = f"{self._process_id}-{next(self._numbers)}"
         return properties_of(event, webhook.request, message_id=message_id, trace=trace)
 
-    def _accepted(self, webhook: Webhook, event: Event, *, is_new: bool) -> Response:
+    def _accepted(self, webhook: Webhook, event: WebhookEvent, *, is_new: bool) -> Response:
         if not is_new:
             return self.recorder.end(webhook, "duplicate", None, webhook.endpoint.accepted)
         if event.routing_key in self._unroutable:
@@ -348,7 +348,7 @@ class Receiver:
                 why = "internal_error"
         return self.recorder.end(webhook, "publish_failed", why, _TRY_LATER)
 
-    def _note_unroutable(self, event: Event) -> None:
+    def _note_unroutable(self, event: WebhookEvent) -> None:
         """Have the bridge's own queue declared again, and log an unroutable key once."""
         self._queue_missing.set()
         if event.routing_key not in self._unroutable and len(self._unroutable) < MAX_UNROUTABLE:

@@ -13,7 +13,7 @@ from bridge.telemetry.log_format import shown_seconds
 from bridge.telemetry.logs import CountedLog, Log
 from bridge.telemetry.trace_context import Span, Tracer
 from bridge.webhook.endpoint import NOT_SIGNED, UNSIGNED, Endpoint
-from bridge.webhook.event import OTHER, Event, trace_of
+from bridge.webhook.event import OTHER, WebhookEvent, trace_of
 from bridge.webhook.metrics import UNKNOWN_DELIVERY, EventOutcome, WebhookMetrics
 from bridge.webhook.spans import begin_webhook, end_webhook
 
@@ -43,7 +43,7 @@ class Webhook:
         self.endpoint = endpoint
         self.span = span
         self.started = time.perf_counter()
-        self.event: Event | None = None
+        self.event: WebhookEvent | None = None
 
 
 class Recorder:
@@ -107,7 +107,7 @@ class Recorder:
         self._metrics.http_duration.labels(path).observe(seconds, trace_id)
         return response
 
-    def _count_event(self, event: Event, kind: str, outcome: EventOutcome) -> None:
+    def _count_event(self, event: WebhookEvent, kind: str, outcome: EventOutcome) -> None:
         self._metrics.events.labels(kind, outcome).inc()
         if outcome in {"published", "unparsed"}:
             now = time.time()
@@ -120,7 +120,7 @@ class Recorder:
 
     def _facts(
         self,
-        event: Event,
+        event: WebhookEvent,
         kind: str,
         path: str,
         outcome: EventOutcome,

@@ -6,7 +6,7 @@ from typing import Any
 import pamqp.encode
 import pytest
 
-from bridge.amqp.field_values import Headers
+from bridge.amqp.field_values import HeaderTable
 from tests.faults.bench import Bench, eventually, make_numbers
 from tests.faults.traffic import NOT_SENT, REFUSED, TOO_EARLY, once_each
 
@@ -75,7 +75,7 @@ async def test_headers_that_hardly_fit(bench: Bench, odd: str) -> None:
     assert letter.headers["sms-bridge-reason"] == "refused"
     assert {name for name in named if name in letter.headers} == kept
     headers = letter.headers
-    assert isinstance(headers, Headers)
+    assert isinstance(headers, HeaderTable)
     assert all(named[name] in headers.written for name in kept)
 
 

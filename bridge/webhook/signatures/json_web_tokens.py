@@ -37,7 +37,7 @@ _EXPIRY_LEEWAY_SECONDS: Final = 1
 _LIFETIME_SECONDS: Final = 60
 
 
-class Token(NamedTuple):
+class VerifiedToken(NamedTuple):
     """A verified token: index of the key that signed it, and its times in unix seconds."""
 
     key_index: int
@@ -47,7 +47,7 @@ class Token(NamedTuple):
 
 def read_token(
     scheme: Scheme, keys: Sequence[bytes], given: Given, body: bytes | None, url: bytes
-) -> Token:
+) -> VerifiedToken:
     """Verify that a holder of one of the keys signed this body, and the address if in the scheme.
 
     `body` is None for a GET, whose token must not contain a body hash: a token of a POST does not
@@ -63,8 +63,8 @@ def read_token(
             _check_hash(claims.get(_HASHES[name]), value)
     timestamp = _time(claims, scheme.timestamp_from or "")
     if "exp" not in claims and not scheme.expires:
-        return Token(index, timestamp, None)
-    return Token(index, timestamp, _time(claims, "exp") + _EXPIRY_LEEWAY_SECONDS)
+        return VerifiedToken(index, timestamp, None)
+    return VerifiedToken(index, timestamp, _time(claims, "exp") + _EXPIRY_LEEWAY_SECONDS)
 
 
 def write_token(

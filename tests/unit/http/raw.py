@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from bridge.http.listener import Listener
-from bridge.http.messages import Answer, Request, Response, problem
+from bridge.http.messages import Request, Response, ResponseOrFuture, problem
 from bridge.http.service import Hooks, Limits
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -51,7 +51,7 @@ class App:
         """What was asked for."""
         return [request.path for request in self.requests]
 
-    def answer(self, request: Request) -> Answer:
+    def answer(self, request: Request) -> ResponseOrFuture:
         """Answer one request: at once where its path begins with `/at-once`."""
         self.requests.append(request)
         if request.path == "/at-once/bug":

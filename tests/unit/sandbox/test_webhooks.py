@@ -13,7 +13,7 @@ from bridge.sandbox.records import AcceptedMessage
 from bridge.sandbox.webhooks import Signer, WebhookContent, write_receipt, write_reply
 from bridge.webhook.endpoint import Endpoint
 from bridge.webhook.event import name_event, read_body
-from bridge.webhook.receipts import Delivery, Receipt, read_receipts
+from bridge.webhook.receipts import DeliveryState, Receipt, read_receipts
 from bridge.webhook.signatures.verify import Verified, verify
 from bridge.worker.service.shape import shape_from
 
@@ -61,7 +61,7 @@ def test_a_reply_has_number_and_text(preset: Preset) -> None:
 
 @pytest.mark.parametrize("preset", PLAYED)
 @pytest.mark.parametrize("delivery", ["delivered", "failed", "pending"])
-def test_a_receipt_is_of_the_message(preset: Preset, delivery: Delivery) -> None:
+def test_a_receipt_is_of_the_message(preset: Preset, delivery: DeliveryState) -> None:
     """The bridge reads what became of which message, and its key where the service echoes it."""
     message = replace(MESSAGE, id="the-key") if preset in SAME else MESSAGE
     event = write_receipt(preset, message, delivery)

@@ -16,8 +16,8 @@ from bridge.http.messages import Headers, Request
 from bridge.json_pointer import NOT_JSON
 from bridge.webhook.event import (
     MAX_FORM_FIELDS,
-    Event,
     Form,
+    WebhookEvent,
     name_event,
     properties_of,
     read_body,
@@ -35,7 +35,7 @@ def name(
     event_id: str | None = None,
     content_type: str | None = "application/json",
     **endpoint: Any,
-) -> Event:
+) -> WebhookEvent:
     """Name a webhook whose signature has this id, of an endpoint with these settings."""
     ours = EndpointSettings(path="/webhooks", **endpoint)
     return name_event(body, content_type, Verified(0, event_id, 1700000000.0), ours)
