@@ -30,6 +30,8 @@ from tests.faults.bench import open_amqp
 TOLERANCE: Final = 0.1
 WAVE_SECONDS: Final = 200
 ANSWER_SECONDS: Final = 30
+# Longer than the slowest answer.
+TIMEOUT_SECONDS: Final = 30
 TICK_SECONDS: Final = 0.1
 # Of each wave; the rest comes at once.
 TRICKLE_SHARE: Final = 0.25
@@ -192,6 +194,7 @@ class Deployment:
     def _scale(self, replicas: int) -> None:
         while len(self._running) < replicas:
             worker = self.rig.add_worker(
+                sms_api__timeout_seconds=TIMEOUT_SECONDS,
                 worker__concurrency=self.plan.concurrency,
                 worker__retry_delays=[self.plan.ladder_seconds],
             )
