@@ -62,13 +62,13 @@ def tls_context(settings: RabbitMQSettings) -> ssl.SSLContext:
 
 _CLIENT: Final = ("aio-pika", "aiormq", "pamqp")
 
-# What another version of a library raises when we call it like the one that we know.
+# Raised by a version of a client library whose interface is another one.
 OTHER_INTERFACE = (AttributeError, TypeError)
 _LOGIN_FAULTS = (ProbableAuthenticationError, AuthenticationError, ConnectionNotAllowed)
 # The reply codes `access-refused` and `not-allowed` (AMQP 0-9-1, 1.2): the broker knows no such
 # virtual host, or the user has no right to it.
 _REFUSED_LOGIN: Final = (403, 530)
-# OpenSSL's reasons when the peer's first bytes are not TLS; the second comes with Python 3.13.
+# OpenSSL's reasons if the peer's first bytes are not TLS; Python 3.13 has the second.
 _NO_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
 # How a TLS alert begins: its record type and the major version (RFC 8446, 5.1).
 _TLS_ALERT: Final = b"\x15\x03"
@@ -139,7 +139,7 @@ def _remedy_for(fault: ConnectFault) -> str:
 
 
 def _look_closer(error: BaseException, foreign: bytes) -> tuple[str, str] | None:
-    """Name the cause and the remedy where more is known than the fault itself.
+    """Name the cause and the remedy if more is known than the fault itself.
 
     `foreign` is how the answer began if it was not AMQP.
     """
@@ -158,7 +158,7 @@ def _look_closer(error: BaseException, foreign: bytes) -> tuple[str, str] | None
 
 
 CLOSE_TIMEOUT_SECONDS: Final = 3.0
-# How long a port may take to answer the HTTP request that finds out what listens there.
+# How long a port may take to answer an HTTP request, which shows whether HTTP is spoken there.
 ASK_HTTP_SECONDS: Final = 1.0
 # Longer than a login takes on a busy broker: an attempt beside another one costs a login more.
 ATTEMPT_DELAY_SECONDS: Final = 1.0
@@ -254,7 +254,7 @@ def _start_next(
     urls: Sequence[SecretStr],
     open_one: Callable[[SecretStr], Awaitable[Connection]],
 ) -> list[asyncio.Task[Connection]]:
-    """Begin one more attempt, if there is a URL left; return those that have not ended."""
+    """Begin one more attempt if a URL is left; return the attempts that have not ended."""
     if len(attempts) < len(urls):
         attempts.append(asyncio.ensure_future(open_one(urls[len(attempts)])))
     return [attempt for attempt in attempts if not attempt.done()]
@@ -265,7 +265,7 @@ def _is_open(attempt: asyncio.Task[Connection]) -> bool:
 
 
 async def _abandon(attempts: Sequence[asyncio.Task[Connection]]) -> None:
-    """End the attempts that are not wanted any more, and close what they have opened."""
+    """Cancel the other attempts, and close the connections that they have opened."""
     for attempt in attempts:
         attempt.cancel()
     for opened in await asyncio.gather(*attempts, return_exceptions=True):
@@ -274,7 +274,7 @@ async def _abandon(attempts: Sequence[asyncio.Task[Connection]]) -> None:
 
 
 async def _ask_http(settings: RabbitMQSettings, url: URL) -> bytes:
-    """Return how the answer to an HTTP request begins, or nothing when it is not HTTP.
+    """Return the first bytes of the answer to an HTTP request; empty if it is not HTTP.
 
     A broker that is merely slow answers too, but with the AMQP version that it speaks.
     """
@@ -320,7 +320,7 @@ def _port_of(url: URL) -> int:
 
 
 async def close_quietly(connection: Connection) -> None:
-    """Close within a deadline; a broker that hangs must not hold us up."""
+    """Close within a deadline, even if the broker hangs."""
     with contextlib.suppress(Exception):
         async with Deadline(CLOSE_TIMEOUT_SECONDS):
             await connection.close()

@@ -76,7 +76,7 @@ class Link:
             try:
                 await self._session(serve)
             except ConnectError:
-                pass  # told already, of each broker
+                pass  # `_open` has logged the fault of each broker
             except BrokerError as error:
                 self._log_fault("", str(error))
             else:
@@ -93,7 +93,7 @@ class Link:
         self._told[host] = why
 
     async def _session(self, serve: Serve) -> None:
-        """Serve one connection until it ends; raise BrokerError when that was too soon."""
+        """Serve one connection until it ends; raise BrokerError if it ended too soon."""
         connection = await self._connect()
         started = time.monotonic()
         self._connection = connection
@@ -125,7 +125,7 @@ class Link:
             return await open_connection(self._settings, url, name=self.name)
         except ConnectError as error:
             self._metrics.connections.labels(error.fault).inc()
-            # Also where another broker answers, and where the last one's fault is another.
+            # Also if another broker answers, and for each broker by itself.
             self._log_fault(host_of(url), str(error))
             raise
 

@@ -24,7 +24,7 @@ LIMITS: Final = Limits(
     max_header_bytes=16384,
     max_headers=100,
     max_body_bytes=4096,
-    # What they may send all together: a scrape is answered in a while, and probes meanwhile.
+    # Of all connections together: probes are answered while a scrape is written.
     max_buffered_bytes=4 * 1024 * 1024,
     idle_timeout_seconds=15,
     body_timeout_seconds=10,
@@ -34,16 +34,16 @@ LIMITS: Final = Limits(
 MAX_SILENCE_SECONDS: Final = 10.0
 # The time between two measurements of the event loop's lag.
 BEAT_SECONDS: Final = 0.5
-# All metrics take tens of milliseconds to write down: after so long, messages have their turn.
+# To encode all metrics takes tens of milliseconds; messages have their turn after each part.
 PART_SECONDS: Final = 0.002
-# What the encoder of OpenMetrics writes after the metrics that it is given.
+# The end of every page of the OpenMetrics encoder.
 _END: Final = b"# EOF\n"
 
 
 class Health:
     """What the probes report; `ready` and `live` map the name of a check to its function.
 
-    `facts` is what /readyz shows besides; it has no influence on readiness.
+    /readyz also shows the `facts`, which have no influence on readiness.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Health:
 
 
 def admin_handler(health: Health, registry: Registry) -> Callable[[Request], ResponseOrFuture]:
-    """Make what answers on the admin port; it answers /metrics later, and needs an event loop."""
+    """Make the handler of the admin port; a task of its own answers /metrics."""
     pages: dict[str, Callable[[Request], ResponseOrFuture]] = {
         "/livez": lambda _: _probe(health.live, {}),
         "/readyz": lambda _: _probe(health.ready, health.facts),
@@ -106,14 +106,14 @@ def _probe(checks: Mapping[str, Check], facts: Mapping[str, Callable[[], object]
 
 
 class _NextMetrics:
-    """A registry of the next few metrics: as many as are written down in `PART_SECONDS`."""
+    """A registry of the next few metrics: as many as are encoded in `PART_SECONDS`."""
 
     def __init__(self, all_: Iterator[Metric]) -> None:
         self._all = all_
         self.is_last = False
 
     def collect(self) -> Iterator[Metric]:
-        """Hand out metrics until the time is over or there are no more."""
+        """Yield metrics until `PART_SECONDS` have passed or none is left."""
         end_at = time.perf_counter() + PART_SECONDS
         while time.perf_counter() < end_at:
             metric = next(self._all, None)

@@ -19,11 +19,10 @@ from bridge.telemetry.logs import Log
 
 log = Log(__name__)
 
-# When the listener stops: how long a silent connection stays open for a request that may be on its
-# way.
+# How long a silent connection stays open when the listener stops: a request may be on its way.
 END_SECONDS: Final = 1.0
-# After the last response we go on reading for this long, and for this many bytes: closing with
-# unread data would reset the connection, and the client might never see the response.
+# Bounds of reading after the last response: closing with unread data would reset the connection,
+# and the client might never see the response.
 LINGER_SECONDS: Final = 2.0
 MAX_LINGER_BYTES: Final = 4 * 1024 * 1024
 
@@ -33,7 +32,7 @@ _FULL: Final = problem(503, "too many connections; try again later", Retry_After
 
 
 class ServerConnection(asyncio.BufferedProtocol):
-    """One connection: has its requests answered one by one, and sets its deadline."""
+    """One connection: answers its requests one by one, and sets its deadline."""
 
     def __init__(
         self,
@@ -52,16 +51,14 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._unparsed = b""
         # The memory of all its requests, as last reported to the occupancy.
         self.held_bytes = 0
-        # The client does not read its response; it has sent its last byte; it gets no more
-        # responses.
+        # The client does not read its response; has sent its last byte; gets no more responses.
         self._is_clogged = self._has_eof = self._is_over = False
-        # A request of it was answered; one was answered with success.
+        # Whether a request was answered; whether one was answered with success.
         self._is_answered = self._is_trusted = False
         self._is_paused = False
         self._lingered_bytes = 0
         self.deadline = math.inf
-        # The line of the occupancy in which it waits to be evicted, and since when: a time of the
-        # event loop.
+        # The line of the occupancy in which it waits to be evicted, and the event loop time since.
         self._line: dict[ServerConnection, None] | None = None
         self.since = 0.0
 
@@ -87,7 +84,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         return self._service.buffer
 
     def buffer_updated(self, count: int) -> None:
-        """Parse what came, or keep it until the request before it is answered."""
+        """Parse received bytes, or keep them until the earlier request is answered."""
         if self._is_over:
             self._lingered_bytes += count
             if self._lingered_bytes > MAX_LINGER_BYTES:
@@ -102,18 +99,18 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._advance()
 
     def eof_received(self) -> bool:
-        """Stay open for answers that are still to come."""
+        """Stay open while a response is pending."""
         self._has_eof = True
         return self._request is not None or self._is_clogged
 
     def pause_writing(self) -> None:
-        """Wait for a client that does not read its answer, but not for long."""
+        """Wait, with a deadline, for a client that does not read its response."""
         self._is_clogged = True
         self._start_clock()
         self._line_up()
 
     def resume_writing(self) -> None:
-        """Go on, for the answer was read."""
+        """Continue after the client has read its response."""
         self._is_clogged = False
         self._start_clock()
         self._line_up()
@@ -217,7 +214,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _advance(self) -> None:
-        """Answer what is next in line, or go on reading."""
+        """Answer the next request, or resume reading."""
         parser = self._parser
         while self._request is None and not self._is_clogged and not self._is_over:
             if parser.requests:

@@ -1,4 +1,4 @@
-"""HTTP requests as they were parsed, responses as handlers make them, and the bytes that leave."""
+"""HTTP requests, responses, and the encoding of a response."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -36,7 +36,7 @@ def problem(status: int, title: str, **headers: str) -> Response:
 def render(
     response: Response, date_line: bytes, *, keep_alive: bool, has_body: bool = True
 ) -> bytes:
-    """Return all of a response; without `has_body` the head alone, as HEAD asks for."""
+    """Encode a response; without `has_body` only its head, as for HEAD."""
     parts = [_STATUS_LINES[response.status], date_line]
     parts += [f"{name}: {value}\r\n".encode("latin-1") for name, value in response.headers.items()]
     parts.append(b"content-length: %d\r\n" % len(response.body))
@@ -55,10 +55,10 @@ _NO_HEADERS: Final[Mapping[bytes, bytes]] = MappingProxyType({})
 class Request:
     """A complete request; `size_bytes` is the memory it takes up, headers included.
 
-    `first` is the first value of each header, where who made it has found them already.
+    `first` holds the first value of each header if the parser has found them already.
     """
 
-    # No named tuple: even where this is compiled, to make one would stay a call of Python.
+    # Not a named tuple, because making one is a call of Python even in compiled code.
 
     __slots__ = ("body", "first", "headers", "keep_alive", "method", "path", "query", "size_bytes")
 
@@ -88,11 +88,11 @@ class Request:
         return None if value is None else value.decode("latin-1")
 
 
-# Given method, path and headers: the answer to a request whose body need not be read, or None.
+# Returns the response to a request whose body need not be read, else None.
 Judge = Callable[[str, str, Headers], Response | None]
 
-# The answer to a request, at once or later.
+# The response to a request, at once or later.
 ResponseOrFuture = Response | asyncio.Future[Response]
 
-# Answers one complete request; what it answers later has a deadline of its own.
+# Answers one complete request; it sets the deadline of a later response itself.
 Handler = Callable[[Request], ResponseOrFuture]

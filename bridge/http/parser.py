@@ -21,14 +21,14 @@ import httptools
 from bridge.http.messages import Headers, Judge, Request, Response, problem
 from bridge.http.service import Limits
 
-# How many pipelined requests may wait; no sender of webhooks comes near it.
+# Bound of pipelined requests; senders of webhooks stay far below it.
 MAX_PIPELINED: Final = 16
 # The memory that Python needs for a header besides its text: two bytes objects, a tuple, and a
 # place in a dict.
 HEADER_OVERHEAD_BYTES: Final = 240
 # The colon, a space, and the end of the line.
 HEADER_FRAMING_BYTES: Final = 4
-# How much is kept of the line with a chunk's size; llhttp accepts at most sixteen digits.
+# Bound of the kept part of a chunk-size line; llhttp accepts at most sixteen digits.
 MAX_CHUNK_LINE_BYTES: Final = 64
 
 
@@ -43,7 +43,7 @@ class Phase(Enum):
     BODY = "in its body"
 
 
-# Looked at several times for each request: the name of a member takes longer.
+# Read several times for each request; looking up a member of the enum is slower.
 IDLE: Final = Phase.IDLE
 HEADER: Final = Phase.HEADER
 BODY: Final = Phase.BODY
@@ -60,13 +60,13 @@ class _RefusedError(Exception):
 @functools.lru_cache(maxsize=64)
 def _read_target(url: bytes) -> tuple[str, bytes]:
     """Return the path and the query; cached, because a service uses the same target every time."""
-    # Of its types the library leaves out that a part may be None.
+    # The library's types leave out that a part may be None.
     target: Any = httptools.parse_url(url)
     return unquote((target.path or b"").decode("latin-1")), target.query or b""
 
 
 class RequestParser:
-    """Turns what is fed to it into `requests`, until there is a `refusal`.
+    """Parses the bytes that are fed to it into `requests`, until there is a `refusal`.
 
     The body of a request that `judge` answers is not kept, and not waited for.
     """
@@ -77,7 +77,7 @@ class RequestParser:
         self._judge = judge
         self._parser = httptools.HttpRequestParser(self)
         self.requests: deque[Request] = deque()
-        # The response to what cannot be parsed; it is sent after those to the requests.
+        # The response to bytes that cannot be parsed; it is sent after those to the requests.
         self.refusal: Response | None = None
         self._begin()
         self._move(IDLE)
@@ -106,7 +106,7 @@ class RequestParser:
         self.has_moved = True
 
     def close(self) -> None:
-        """Free what it holds; nothing may be fed to it any more."""
+        """Free the buffers; nothing may be fed afterwards."""
         self.requests.clear()
         self._headers, self._url, self._body = [], b"", bytearray()
         # The two refer to each other, and would stay in memory until the next search for cycles.
@@ -114,7 +114,7 @@ class RequestParser:
 
     @property
     def held_bytes(self) -> int:
-        """How much memory its requests take up, whole or not."""
+        """Memory of its requests in bytes, complete or not."""
         held = 0
         for request in self.requests:
             held += request.size_bytes
@@ -149,7 +149,7 @@ class RequestParser:
                 self.refusal = self._measure_header()
 
     def _look_ahead(self, data: memoryview | bytes) -> None:
-        """Refuse early, where the rest of the body cannot change the verdict."""
+        """Refuse early if the rest of the body cannot change the verdict."""
         if self._verdict is not None:
             self.refusal = self._verdict
         elif self._is_chunked and self._chunk_start is None:
@@ -201,7 +201,7 @@ class RequestParser:
     # httptools' side
 
     def on_message_begin(self) -> None:
-        """Start anew."""
+        """Begin a request."""
         self._begin()
         self._move(HEADER)
         if len(self.requests) >= MAX_PIPELINED:
@@ -212,7 +212,7 @@ class RequestParser:
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header; one that comes after the body is counted only."""
+        """Take a header; one after the body is only counted."""
         if self.phase is HEADER:
             headers = self._headers
             headers.append((name.lower(), value))
@@ -225,7 +225,7 @@ class RequestParser:
                 raise _RefusedError(fault)
 
     def _measure_header(self) -> Response | None:
-        """Count what has come of the header, and refuse one that is too large."""
+        """Measure the received part of the header, and refuse one that is too large."""
         headers = self._headers
         size = len(self._url) + HEADER_FRAMING_BYTES * len(headers)
         for name, value in headers:
@@ -240,7 +240,7 @@ class RequestParser:
         return self._too_many_headers() if self._header_count > self._max_headers else None
 
     def on_headers_complete(self) -> None:
-        """Judge the header, before anything of the body is taken."""
+        """Judge the header before the body is read."""
         parser = self._parser
         if parser.should_upgrade():
             return
@@ -318,7 +318,7 @@ class RequestParser:
             raise _RefusedError(self._body_too_large())
 
     def on_message_complete(self) -> None:
-        """Put the request in line."""
+        """Queue the complete request."""
         parser = self._parser
         if parser.should_upgrade():
             return
@@ -337,7 +337,7 @@ class RequestParser:
         self._headers, self._body = [], bytearray()
         self._move(IDLE)
 
-    # The responses to what is too large
+    # Responses to requests that are too large
 
     def _too_many_headers(self) -> Response:
         return problem(431, f"there are more than {self._max_headers} headers")
