@@ -13,7 +13,7 @@ import yaml
 
 from bridge.__main__ import app as cli
 from bridge.admin import topology_formats
-from bridge.config import ENV_PREFIX, Role, Settings, load_settings
+from bridge.config import Role, Settings, load_settings
 from bridge.config.settings import known_keys
 from bridge.http.admin import Health, admin_handler
 from bridge.http.messages import Request, Response
@@ -112,23 +112,6 @@ def test_the_notes_commands_exist() -> None:
             assert {word for word in words if word.startswith("--")} <= options
 
 
-@pytest.mark.parametrize("values", CI.values(), ids=CI)
-def test_every_variable_is_one_that_the_app_reads(values: Values) -> None:
-    known = {f"{ENV_PREFIX}{key.upper().replace('.', '__')}" for key in known_keys()}
-    for name, found in of_kind(render(values), "Deployment").items():
-        if name.endswith("-sandbox"):
-            # It reads no settings.
-            assert "env" not in found["spec"]["template"]["spec"]["containers"][0]
-            continue
-        variables = found["spec"]["template"]["spec"]["containers"][0]["env"]
-        given = {variable["name"]: variable.get("value") for variable in variables}
-        # What is there for another variable only.
-        parts = set(re.findall(r"\$\(([^)]+)\)", str(given.values())))
-
-        assert given.pop("SMS_BRIDGE_CONFIG") == f"{MOUNTED}/config/config.yaml"
-        assert given.keys() - parts <= known
-
-
 @pytest.mark.parametrize("role", ROLES)
 async def test_probes_and_scrapes_ask_paths_that_the_admin_port_has(role: str) -> None:
     found = container(MINIMAL, role)
@@ -184,20 +167,6 @@ def test_the_app_starts_with_the_config(name: str, values: Values, tmp_path: Pat
         assert settings.rabbitmq.username_file == tmp_path / "secrets/rabbitmq/username"
         wanted = "verify" if name in {"full", "operators"} else "declare"
         assert settings.rabbitmq.topology == wanted
-
-
-def test_the_broker_of_a_cluster_operator_is_reached(tmp_path: Path) -> None:
-    """Its Secret gives host and port, by variables; the user and the password stay files."""
-    values = CI["existing"]
-    for role in ROLES:
-        settings = settings_from(values, tmp_path, role, "")
-
-        assert [url.get_secret_value() for url in settings.rabbitmq.url] == [
-            "amqp://rabbitmq.messaging.svc:5672/sms"
-        ]
-        mounted = secret_files(deployment(values, role)["spec"]["template"])
-        of_broker = {key for key in mounted.values() if key.startswith("rabbitmq-default-user/")}
-        assert of_broker == {"rabbitmq-default-user/username", "rabbitmq-default-user/password"}
 
 
 @pytest.mark.parametrize(
@@ -299,16 +268,6 @@ def test_a_key_may_stand_in_the_body(tmp_path: Path) -> None:
 
     assert settings.sms_api.key_file == tmp_path / "secrets/sms-api/key"
     assert mounted[f"{MOUNTED}/secrets/sms-api/key"] == "sms-bridge/key"
-
-
-@pytest.mark.parametrize("role", ROLES)
-def test_files_in_the_config_are_mounted(role: str) -> None:
-    mounted = secret_files(deployment(CI["full"], role)["spec"]["template"])
-    sections = ["rabbitmq", {"worker": "sms_api", "webhook": "webhook"}[role]]
-    rendered = config(CI["full"])
-    named = re.findall(rf"{MOUNTED}\S+", yaml.safe_dump([rendered[s] for s in sections]))
-
-    assert sorted(named) == sorted(mounted)
 
 
 @pytest.mark.parametrize(

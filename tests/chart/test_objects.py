@@ -330,19 +330,6 @@ def test_a_role_gets_its_own_secrets_only() -> None:
     assert worker[f"{MOUNTED}/secrets/rabbitmq/password"] == "broker/pass"
 
 
-def test_operators_make_the_secrets_that_the_pods_mount() -> None:
-    manifests = render(CI["operators"])
-    made = {m["spec"]["target"]["name"] for m in of_kind(manifests, "ExternalSecret").values()}
-    made |= {f"{name}-user-credentials" for name in of_kind(manifests, "User")}
-    mounted = {
-        secret.partition("/")[0]
-        for role in ROLES
-        for secret in secret_files(deployment(CI["operators"], role)["spec"]["template"]).values()
-    }
-
-    assert mounted == made
-
-
 def test_a_user_that_is_imported_comes_from_a_labelled_secret() -> None:
     imported = merged(CI["operators"], nested("externalSecrets.remoteRefs.rabbitmq", "sms/broker"))
     manifests = render(imported)
@@ -449,26 +436,6 @@ def test_pod_labels_cannot_break_the_selector() -> None:
         found["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/component"] == "worker"
     )
     assert found["spec"]["template"]["metadata"]["labels"]["team"] == "a"
-
-
-def test_network_policies_let_through_what_each_role_needs() -> None:
-    """The worker reaches broker, API and collector, the webhook role all but the API."""
-    policies = of_kind(render(CI["full"]), "NetworkPolicy")
-
-    def ports(role: str, way: str) -> list[list[int]]:
-        rules = policies[f"rel-sms-bridge-{role}"]["spec"][way]
-        return [sorted({port["port"] for port in rule["ports"]}) for rule in rules]
-
-    assert ports("worker", "egress") == [[53], [5671], [443], [4318]]
-    assert ports("webhook", "egress") == [[53], [5671], [4318]]
-    assert ports("worker", "ingress") == [[9090]]
-    assert ports("webhook", "ingress") == [[9090], [8081]]
-    webhooks = policies["rel-sms-bridge-webhook"]["spec"]["ingress"][1]["from"]
-    (test_pod,) = of_kind(render(CI["full"]), "Pod").values()
-    assert any(
-        selects(peer.get("podSelector", {}).get("matchLabels", {"none": ""}), test_pod)
-        for peer in webhooks
-    )
 
 
 @pytest.mark.parametrize(

@@ -84,36 +84,6 @@ def test_the_addresses_of_its_head_are_published() -> None:
     assert told <= published
 
 
-@pytest.mark.parametrize("name", [name for name in SERVICES if name not in OURS])
-def test_images_of_others_have_a_version(name: str) -> None:
-    _, _, tag = SERVICES[name]["image"].partition(":")
-
-    assert re.match(r"v?\d+[.-]", tag)
-
-
-def test_services_wait_for_services() -> None:
-    for service in SERVICES.values():
-        assert set(service.get("depends_on", ())) <= set(SERVICES)
-
-
-@pytest.mark.parametrize(
-    ("name", "paths"),
-    [
-        ("rabbitmq", {"/etc/rabbitmq/conf.d/20-sms-bridge.conf", "/etc/rabbitmq/sms-bridge.json"}),
-        ("prometheus", {"/etc/prometheus/prometheus.yml"}),
-        (
-            "grafana",
-            {
-                "/etc/grafana/provisioning/datasources/prometheus.yaml",
-                "/etc/grafana/provisioning/dashboards/sms-bridge.yaml",
-            },
-        ),
-    ],
-)
-def test_programs_of_others_find_their_files(name: str, paths: set[str]) -> None:
-    assert {config["target"] for config in SERVICES[name]["configs"]} == paths
-
-
 @pytest.mark.parametrize("name", OURS)
 def test_the_bridge_runs_as_it_does_in_kubernetes(name: str) -> None:
     service = SERVICES[name]

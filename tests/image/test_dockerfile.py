@@ -34,17 +34,6 @@ def test_what_is_built_with_stays_behind() -> None:
     assert not any("install" in text for text in FINAL.texts("RUN"))
 
 
-def test_nothing_is_compiled_at_the_start() -> None:
-    """All modules are compiled at the build, Python's own too, and no change of times undoes it."""
-    (compiling,) = FINAL.texts("RUN")
-
-    assert BUILD.environment["UV_COMPILE_BYTECODE"] == "1"
-    assert BUILD.environment["PYC_INVALIDATION_MODE"] == "UNCHECKED_HASH"
-    # Forced: what compiles has been compiled itself before, the usual way.
-    assert "compileall -f" in compiling
-    assert "--invalidation-mode unchecked-hash" in compiling
-
-
 def test_the_build_takes_the_locked_versions() -> None:
     first, last = BUILD.texts("RUN")
     copied = [sources for origin, sources, _ in BUILD.files if origin is None]
@@ -63,15 +52,6 @@ def test_the_build_sees_only_what_it_copies() -> None:
 
     assert set(build_context()) == copied
     assert (PROJECT / ".dockerignore").read_text().splitlines()[1] == "*"
-
-
-def test_the_bases_can_be_pinned_by_digest() -> None:
-    """Each base is named by an argument, which a release gives with its digest."""
-    assert [stage.base for stage in STAGES] == [
-        "ghcr.io/astral-sh/uv:${UV_TAG}",
-        "python:${COMPILER_TAG}",
-        "python:${PYTHON_TAG}",
-    ]
 
 
 def test_what_is_compiled_fits_the_final_stage() -> None:
