@@ -44,10 +44,9 @@ from bridge.worker.outcomes import Policy, Sent
 from bridge.worker.request import SendRequest
 from bridge.worker.service import transport as posting
 from bridge.worker.service.account import Account
-from bridge.worker.service.connection import Connection
 from bridge.worker.service.sender import Sender
 from bridge.worker.service.shape import shape_from
-from bridge.worker.service.transport import open_transport
+from bridge.worker.service.transport import ApiConnection, open_transport
 from bridge.worker.session import Session
 from bridge.worker.settle import accepted
 from bridge.worker.worker import Worker
@@ -129,7 +128,7 @@ class _Api(asyncio.Transport):
         """End nothing: valgrind may take so long that a connection has idled for too long."""
 
 
-async def _connect(make: Callable[[], Connection], *_: object, **__: object) -> tuple[None, Any]:
+async def _connect(make: Callable[[], ApiConnection], *_: object, **__: object) -> tuple[None, Any]:
     connection = make()
     connection.connection_made(_Api(connection))
     return None, connection

@@ -22,6 +22,7 @@ import h11
 import httpx
 import prometheus_client
 import uvloop
+from bridge.worker.service.connection import Header, Reply
 from pamqp.header import ContentHeader
 from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
@@ -42,7 +43,6 @@ from bridge.telemetry.counters import CounterChild, HistogramChild
 from bridge.telemetry.log_setup import LineWriter, configure_logging
 from bridge.telemetry.logs import Log
 from bridge.telemetry.metrics import BridgeMetrics, new_registry
-from bridge.worker.service.connection import Header, Reply
 from bridge.worker.service.httpx_transport import HttpxTransport
 from bridge.worker.service.transport import ApiTransport, Transport
 

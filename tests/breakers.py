@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from bridge.config import RateLimitSettings
 from bridge.worker.fates import PauseReason
-from bridge.worker.limits.rates import RateLimits
+from bridge.worker.limits.rate_limits import RateLimits
 from bridge.worker.metrics import WorkerMetrics
 from bridge.worker.outcomes import Policy
 from bridge.worker.service.breaker import CircuitBreaker, Cluster, News

@@ -15,8 +15,8 @@ from bridge.errors import ConfigError, InvalidMessageError
 from bridge.worker.envelope import Envelope
 from bridge.worker.fates import Fate
 from bridge.worker.request import parse_request
-from bridge.worker.service.connection import Header, Reply
 from bridge.worker.service.shape import Shape, shape_from
+from bridge.worker.service.transport import Header, Reply
 
 # Stands for the message_id of a request.
 MESSAGE_ID: Final = "the-message-id"

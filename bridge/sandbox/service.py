@@ -25,8 +25,8 @@ from bridge.config.fields import did_you_mean
 from bridge.config.presets import Preset, documented_answers
 from bridge.json_pointer import find_all, split_pointer
 from bridge.sandbox.records import AcceptedMessage
-from bridge.worker.service.connection import Reply
 from bridge.worker.service.shape import shape_from
+from bridge.worker.service.transport import Reply
 
 JSON: Final = "application/json"
 FORM: Final = "application/x-www-form-urlencoded"

@@ -18,13 +18,12 @@ from typing import Any, Final
 
 from bridge import __main__ as program
 from bridge.sandbox.processes import Guard
-from bridge.worker.limits.rates import RateLimits
-from bridge.worker.limits.token_line import Token
+from bridge.worker.limits.rate_limits import RateLimits, RateToken
 from bridge.worker.service.retry_after import RetryAfter
 from tests.forked import ForkedChild
 
 _token: Final = RateLimits.token
-_spend: Final = Token.spend
+_spend: Final = RateToken.spend
 _divide_by: Final = RateLimits.divide_by
 _after_429: Final = RetryAfter.after_429
 _after_peer: Final = RetryAfter.after_peer
@@ -81,13 +80,13 @@ def note(what: str, *, at: float | None = None) -> None:
 
 def token(
     rates: RateLimits, sender: str, *args: Any, **how: Any
-) -> AbstractAsyncContextManager[Token]:
+) -> AbstractAsyncContextManager[RateToken]:
     """Remember for which sender a token will be."""
     _sender.set(sender)
     return _token(rates, sender, *args, **how)
 
 
-def spend(token: Token) -> None:
+def spend(token: RateToken) -> None:
     """Note a token that is spent."""
     note(f"token {_sender.get()}")
     _spend(token)
@@ -124,7 +123,7 @@ def main() -> None:
     """Be the program, with notes."""
     _files.append(os.open(sys.argv.pop(1), os.O_WRONLY | os.O_CREAT | os.O_APPEND))
     RateLimits.token = token  # type: ignore[assignment, method-assign]
-    Token.spend = spend  # type: ignore[assignment, method-assign]
+    RateToken.spend = spend  # type: ignore[assignment, method-assign]
     RateLimits.divide_by = divide_by  # type: ignore[assignment, method-assign]
     RetryAfter.after_429 = after_429  # type: ignore[assignment, method-assign]
     RetryAfter.after_peer = after_peer  # type: ignore[assignment, method-assign]

@@ -69,15 +69,15 @@ class Capacity:
         """How many requests may be in flight now."""
         return self._slots.limit
 
-    def free_slot(self) -> "Slot | None":
+    def free_slot(self) -> "RequestSlot | None":
         """Take a slot if there is one that nobody waits for; a `with` block gives it back."""
-        return Slot(self, self._slots) if self._slots.acquire_free() else None
+        return RequestSlot(self, self._slots) if self._slots.acquire_free() else None
 
-    async def slot(self, waits: Waits, *, is_urgent: bool = False) -> "Slot":
+    async def slot(self, waits: Waits, *, is_urgent: bool = False) -> "RequestSlot":
         """Wait for a slot, which `waits` measures; a `with` block gives it back."""
         with waits("slot"):
             await self._slots.acquire(is_urgent=is_urgent)
-        return Slot(self, self._slots)
+        return RequestSlot(self, self._slots)
 
     async def keep_logging(self) -> NoReturn:
         """Log the limit every few seconds, if it is another one than was logged last."""
@@ -111,7 +111,7 @@ class Capacity:
             self._changed.set()
 
 
-class Slot:
+class RequestSlot:
     """The place of one request among those in flight; a `with` block gives it back.
 
     Call `begin` when the request leaves, and set `answer` when it is there.

@@ -15,8 +15,8 @@ from bridge.topology.declarations import request_queues
 from bridge.worker.delivery import MAX_HOLD_SECONDS, Delivery
 from bridge.worker.envelope import Envelope
 from bridge.worker.fates import Answer, Fate
-from bridge.worker.limits.capacity import Capacity, Slot
-from bridge.worker.limits.rates import RateLimits
+from bridge.worker.limits.capacity import Capacity, RequestSlot
+from bridge.worker.limits.rate_limits import RateLimits
 from bridge.worker.metrics import WorkerMetrics
 from bridge.worker.outcomes import Dead, Outcome, Policy, Retried, Sent
 from bridge.worker.request import SendRequest
@@ -222,7 +222,7 @@ class Account:
             delivery.free_slot()
         return outcome
 
-    async def _wait_for_slot(self, delivery: Delivery) -> Slot:
+    async def _wait_for_slot(self, delivery: Delivery) -> RequestSlot:
         """Wait for a slot, as a message that is about to go."""
         is_other = self.breaker.line_up(delivery.envelope.key)
         try:

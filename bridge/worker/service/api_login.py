@@ -9,7 +9,7 @@ from bridge.config import SmsApiSettings
 from bridge.config.fields import check_whole_characters
 from bridge.credentials import Credential, check_header_value
 from bridge.errors import ConfigError
-from bridge.worker.service.connection import Header
+from bridge.worker.service.transport import Header
 
 # Shorter ones stand in many codes by chance.
 MIN_PART_CHARACTERS: Final = 6

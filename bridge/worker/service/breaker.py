@@ -21,7 +21,7 @@ from bridge.telemetry.logs import Log
 from bridge.worker.delivery import MAX_HOLD_SECONDS, Delivery
 from bridge.worker.envelope import Envelope
 from bridge.worker.fates import Answer, Fate, PauseReason
-from bridge.worker.limits.rates import RateLimits
+from bridge.worker.limits.rate_limits import RateLimits
 from bridge.worker.metrics import WorkerMetrics
 from bridge.worker.outcomes import Dead, Outcome, Policy, Retried, decide, put_off, put_off_for
 from bridge.worker.request import SendRequest

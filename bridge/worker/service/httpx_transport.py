@@ -13,8 +13,8 @@ import httpx
 
 from bridge.deadline import Deadline
 from bridge.errors import AttemptError, AttemptFault
-from bridge.worker.service.connection import MAX_ANSWER_BYTES, Header, Reply, connect_fault
 from bridge.worker.service.lenient_reader import LenientReader
+from bridge.worker.service.transport import MAX_ANSWER_BYTES, Header, Reply, connect_fault
 
 
 class HttpxTransport:

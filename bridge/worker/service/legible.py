@@ -9,7 +9,7 @@ import re
 import zlib
 from typing import Final
 
-from bridge.worker.service.connection import MAX_ANSWER_BYTES, Reply
+from bridge.worker.service.transport import MAX_ANSWER_BYTES, Reply
 
 # zlib's words for "with gzip's or zlib's own header" and for "with none": `deflate` is either.
 _WITH_HEADER: Final = 32 + zlib.MAX_WBITS

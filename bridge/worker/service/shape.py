@@ -31,9 +31,9 @@ from bridge.worker.fates import Answer, Fate, PauseReason, Result, judge_status
 from bridge.worker.request import SendRequest
 from bridge.worker.service.api_login import ApiLogin
 from bridge.worker.service.body_template import prepare_body, write_json
-from bridge.worker.service.connection import Header, Reply
 from bridge.worker.service.legible import is_page, legible_body
 from bridge.worker.service.retry_after import read_retry_after
+from bridge.worker.service.transport import Header, Reply
 
 _CONTENT_TYPES: Final = {"json": b"application/json", "form": b"application/x-www-form-urlencoded"}
 

@@ -6,8 +6,8 @@ import pytest
 
 from bridge.config import SmsApiSettings
 from bridge.config.presets import PRESETS, Preset, code_meanings, documented_answers
-from bridge.worker.service.connection import Reply
 from bridge.worker.service.shape import shape_from
+from bridge.worker.service.transport import Reply
 
 MAX_CHARACTERS = 80
 

@@ -13,8 +13,8 @@ from bridge.sandbox.service import ParsedRequest, PlayedService, Rejection, Serv
 from bridge.worker.envelope import Envelope
 from bridge.worker.fates import Fate
 from bridge.worker.request import SendRequest
-from bridge.worker.service.connection import Reply
 from bridge.worker.service.shape import Shape, shape_from
+from bridge.worker.service.transport import Reply
 
 KEY = "an-api-key"
 TO = "+15550100"

@@ -12,14 +12,14 @@ import pytest
 
 from bridge.config import RateLimitSettings
 from bridge.worker.delivery import MAX_HOLD_SECONDS, Delivery
-from bridge.worker.limits.rates import (
+from bridge.worker.limits.rate_limits import (
     FIRST_ROOM,
     FIRST_SHARE_SECONDS,
     MAX_ROOM,
     MAX_SENDERS,
     RateLimits,
+    TokenBucket,
 )
-from bridge.worker.limits.token_bucket import TokenBucket
 from tests.clock import Clock, LeapingWorld
 from tests.deliveries import make_delivery
 from tests.simulation.windows import most_in

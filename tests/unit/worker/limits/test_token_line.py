@@ -6,9 +6,8 @@ from contextlib import closing
 
 import pytest
 
+from bridge.worker.limits.rate_limits import RateToken, TokenBucket, WaitingLine
 from bridge.worker.limits.slots import URGENT_IN_A_ROW
-from bridge.worker.limits.token_bucket import TokenBucket
-from bridge.worker.limits.token_line import Line, Token
 from tests.clock import LeapingWorld
 
 
@@ -17,12 +16,12 @@ class World(LeapingWorld):
 
     def __init__(self) -> None:
         super().__init__()
-        self.line = Line(TokenBucket(1.0, 1.0, self.loop.time))
+        self.line = WaitingLine(TokenBucket(1.0, 1.0, self.loop.time))
         self.went: list[str] = []
 
     async def go(self, name: str) -> None:
         """Wait for a turn and use it; a name that begins with u is urgent."""
-        token = Token()
+        token = RateToken()
         await token.wait_in(self.line, is_urgent=name.startswith("u"))
         token.spend()
         self.went.append(name)
@@ -105,7 +104,7 @@ def test_a_token_that_is_given_back_is_there_for_the_next(world: World) -> None:
     """Whoever stays after all takes none, and lets the next one be the first."""
 
     async def play() -> None:
-        token = Token()
+        token = RateToken()
         await token.wait_in(world.line, is_urgent=False)
         (task,) = await world.all_go("next")
         assert not task.done()

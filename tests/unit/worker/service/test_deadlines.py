@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bridge.worker.service.deadlines import Deadlines
+from bridge.worker.service.transport import Deadlines
 from tests.clock import LeapingWorld
 
 

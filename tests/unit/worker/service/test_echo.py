@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from bridge.worker.request import OpenSendRequest
-from bridge.worker.service.echo import is_echo
+from bridge.worker.service.sender import is_echo
 
 
 def request(**members: Any) -> OpenSendRequest:

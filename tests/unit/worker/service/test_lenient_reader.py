@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from bridge.worker.service.connection import MAX_ANSWER_BYTES
 from bridge.worker.service.lenient_reader import LenientReader
+from bridge.worker.service.transport import MAX_ANSWER_BYTES
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"

@@ -20,9 +20,9 @@ from bridge.errors import AttemptError, AttemptFault
 from bridge.worker.fates import Answer, Fate
 from bridge.worker.metrics import WorkerMetrics
 from bridge.worker.request import parse_request
-from bridge.worker.service.connection import Header, Reply
 from bridge.worker.service.sender import QUICK_SECONDS, Sender
 from bridge.worker.service.shape import shape_from
+from bridge.worker.service.transport import Header, Reply
 from tests.deliveries import make_delivery
 from tests.ears import Ears
 

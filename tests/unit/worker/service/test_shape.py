@@ -26,9 +26,9 @@ from bridge.json_pointer import find_id
 from bridge.worker.envelope import Envelope
 from bridge.worker.fates import Answer, Fate
 from bridge.worker.request import OpenSendRequest, SendRequest, parse_request
-from bridge.worker.service.connection import MAX_ANSWER_BYTES, Header, Reply
 from bridge.worker.service.legible import _CHARSETS, legible_body
 from bridge.worker.service.shape import ApiRequest, Shape, shape_from
+from bridge.worker.service.transport import MAX_ANSWER_BYTES, Header, Reply
 
 KEY = "an-api-key"
 REQUEST = {"to": "+491713920001", "from": "Acme", "text": 'Hi "Ü" & more'}

@@ -27,10 +27,12 @@ import pytest
 from bridge.config import SmsApiSettings
 from bridge.errors import AttemptError, AttemptFault, ConfigError
 from bridge.worker.fates import Fate, judge_failure, judge_status
-from bridge.worker.service.connection import MAX_ANSWER_BYTES, Connection, Reply
 from bridge.worker.service.httpx_transport import HttpxTransport
 from bridge.worker.service.transport import (
+    MAX_ANSWER_BYTES,
+    ApiConnection,
     ApiTransport,
+    Reply,
     Transport,
     open_transport,
 )
@@ -481,7 +483,7 @@ async def test_closed_connection_leaves_no_garbage() -> None:
         async with serving(accept_all) as site, aclosing(new_transport()) as transport:
             await post(transport, site.url)
         async with asyncio.timeout(GUARD_SECONDS):
-            while left := [one for one in gc.get_objects() if isinstance(one, Connection)]:
+            while left := [one for one in gc.get_objects() if isinstance(one, ApiConnection)]:
                 del left
                 await asyncio.sleep(0)
     finally:
@@ -1151,7 +1153,7 @@ async def test_connection_over_its_limit_is_not_used_again(
     """
     async with serving(accept_all) as site, aclosing(new_transport()) as transport:
         await post(transport, site.url)
-        monkeypatch.setattr(f"bridge.worker.service.connection.{limit}", 0.0)
+        monkeypatch.setattr(f"bridge.worker.service.transport.{limit}", 0.0)
         for _ in range(2):
             await post(transport, site.url)
         await until(lambda: not site.open_connections)

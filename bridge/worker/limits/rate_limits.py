@@ -17,10 +17,16 @@ from typing import Final
 
 from bridge.config import RateLimitSettings
 from bridge.worker.delivery import MAX_HOLD_SECONDS, Waits
-from bridge.worker.limits.token_bucket import SlowStart, TokenBucket
-from bridge.worker.limits.token_line import Line, SenderLine, Token
+from bridge.worker.limits.slots import Slots
 from bridge.worker.metrics import WorkerMetrics
 
+# After an outage: the rate at first, and for how long it doubles every second.
+SLOW_START_PER_SECOND: Final = 10.0
+SLOW_START_SECONDS: Final = 10.0
+# A timer may go off so much before its time, and the token is there by then but for this.
+EARLY_SECONDS: Final = 0.001
+# How long to wait for a token before looking again: the rate may be another one meanwhile.
+LOOK_AGAIN_SECONDS: Final = 1.0
 MAX_SENDERS: Final = 1000
 # How many deliveries may wait here for the limits of their senders, besides those that can be sent.
 # The room grows and shrinks in large steps: each change interrupts consuming for a moment.
@@ -31,13 +37,176 @@ ROOM_FACTOR: Final = 4
 FIRST_SHARE_SECONDS: Final = 10.0
 
 
+class TokenBucket:
+    """Lets `per_second` through on average and `burst` at once."""
+
+    def __init__(self, per_second: float, burst: float, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.per_second = per_second
+        self._burst = burst
+        self._tokens = burst
+        self._at = clock()
+
+    def take(self) -> float:
+        """Take a token, on credit if need be, and return how many seconds to wait for it."""
+        self._fill()
+        self._tokens -= 1
+        return max(0.0, -self._tokens / self.per_second)
+
+    def seconds_until(self, number: int) -> float:
+        """Return how many seconds it takes until there are so many tokens."""
+        self._fill()
+        return max(0.0, (number - self._tokens) / self.per_second)
+
+    def give_back(self) -> None:
+        """Undo a `take` that is not used."""
+        self._tokens += 1
+
+    def fill_from(self, moment: float) -> None:
+        """Keep no more tokens than have been added since a moment."""
+        self._fill()
+        self._tokens = min(self._tokens, (self._clock() - moment) * self.per_second)
+
+    def resize(self, per_second: float, burst: float) -> None:
+        """Change the rate; what has been used stays used."""
+        self._fill()
+        self.per_second = per_second
+        self._burst = burst
+        self._tokens = min(self._tokens, burst)
+
+    def _fill(self) -> None:
+        now = self._clock()
+        self._tokens = min(self._burst, self._tokens + (now - self._at) * self.per_second)
+        self._at = now
+
+
+class SlowStart(TokenBucket):
+    """Lets a few through a second, and twice as many each second later.
+
+    They are shared by so many `workers`, which begin together.
+    """
+
+    def __init__(self, workers: int, clock: Callable[[], float]) -> None:
+        self._first_per_second = SLOW_START_PER_SECOND / workers
+        super().__init__(self._first_per_second, 1, clock)
+        self._began_at = clock()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it limits nothing any more."""
+        return self._clock() - self._began_at > SLOW_START_SECONDS
+
+    def _fill(self) -> None:
+        seconds = min(self._clock() - self._began_at, SLOW_START_SECONDS)
+        self.per_second = self._first_per_second * 2.0**seconds
+        super()._fill()
+
+
+class WaitingLine:
+    """The deliveries that wait for the same tokens, in order of arrival, the urgent ones first.
+
+    The first waits until there is a token, and takes it when it goes: were it taken before, those
+    that come in the meantime could go beside it, one more than the burst.
+    """
+
+    def __init__(self, *buckets: TokenBucket) -> None:
+        self.buckets = list(buckets)
+        self.waiting = 0
+        self._urgent_waiting = 0
+        self._first_place = Slots(1)
+
+    @property
+    def holds_up(self) -> bool:
+        """Whether a delivery that comes now has to wait."""
+        return self.waiting > 0 or self.wait_seconds() > 0
+
+    def wait_seconds(self) -> float:
+        """Return how long a delivery that comes now waits for its token."""
+        return self._seconds_until(self.waiting + 1)
+
+    def urgent_wait_seconds(self) -> float:
+        """Return how long an urgent one that comes now waits, which passes all that are not."""
+        return self._seconds_until(self._urgent_waiting + self._first_place.taken + 1)
+
+    def _seconds_until(self, tokens: int) -> float:
+        return max((bucket.seconds_until(tokens) for bucket in self.buckets), default=0.0)
+
+    async def come_first(self, *, is_urgent: bool) -> None:
+        """Wait to be the first of the line, then until there is a token; `leave` must be called."""
+        self.waiting += 1
+        self._urgent_waiting += is_urgent
+        try:
+            await self._first_place.acquire(is_urgent=is_urgent)
+        except BaseException:
+            self.waiting -= 1
+            raise
+        finally:
+            self._urgent_waiting -= is_urgent
+        try:
+            wait = self._seconds_until(1)
+            while wait > EARLY_SECONDS:
+                await asyncio.sleep(min(wait, LOOK_AGAIN_SECONDS))
+                wait = self._seconds_until(1)
+        except BaseException:
+            self.leave(with_token=False)
+            raise
+
+    def leave(self, *, with_token: bool) -> None:
+        """Let the next one be the first; a token that this one does not take is there for it."""
+        if with_token:
+            for bucket in self.buckets:
+                bucket.take()
+        self._first_place.give_back()
+        self.waiting -= 1
+
+
+class SenderLine(WaitingLine):
+    """The line of one sender.
+
+    `plan` gives each message that comes its time, on credit; the line's own bucket holds the rate.
+    """
+
+    def __init__(self, bucket: TokenBucket, plan: TokenBucket) -> None:
+        super().__init__(bucket)
+        self.plan = plan
+
+
+class RateToken:
+    """A delivery's leave to go under the limits: the first place of some lines, a token of each.
+
+    Spend it when the delivery goes. Until then the next one in line waits behind it.
+    """
+
+    def __init__(self) -> None:
+        self.is_spent = False
+        self._lines: list[WaitingLine] = []
+
+    async def wait_in(self, line: WaitingLine, *, is_urgent: bool) -> None:
+        """Wait for the first place of one more line, and for a token there."""
+        await line.come_first(is_urgent=is_urgent)
+        self._lines.append(line)
+
+    def spend(self) -> None:
+        """Go, and let the next one in line wait for a token of its own."""
+        self.is_spent = True
+        self._leave(with_token=True)
+
+    def give_back(self) -> None:
+        """Stay after all, and let the next one in line have the token."""
+        self._leave(with_token=False)
+
+    def _leave(self, *, with_token: bool) -> None:
+        while self._lines:
+            self._lines.pop().leave(with_token=with_token)
+
+
 class _Unlimited:
     """Hands out one shared token: without a limit, a message should cost nothing here."""
 
     def __init__(self) -> None:
-        self._token = Token()
+        self._token = RateToken()
 
-    async def __aenter__(self) -> Token:
+    async def __aenter__(self) -> RateToken:
         return self._token
 
     async def __aexit__(self, *_: object) -> None:
@@ -72,7 +241,7 @@ class RateLimits:
         # Before that nobody knows what others have used.
         self._shared_since = clock()
         self._is_share_known = asyncio.Event()
-        self._common = Line()
+        self._common = WaitingLine()
         self._bucket: TokenBucket | None = None
         if limit.per_second is not None:
             self._bucket = self._new_bucket(limit.per_second)
@@ -176,7 +345,7 @@ class RateLimits:
 
     def token(
         self, sender: str, waits: Waits, *, is_urgent: bool = False
-    ) -> AbstractAsyncContextManager[Token]:
+    ) -> AbstractAsyncContextManager[RateToken]:
         """Wait in line until a request of this sender may go; `waits` measures that.
 
         What is not spent within the `async with` block is given back at its end.
@@ -194,9 +363,9 @@ class RateLimits:
 
     @asynccontextmanager
     async def _limited(
-        self, line: SenderLine | None, common: Line, waits: Waits, *, is_urgent: bool
-    ) -> AsyncIterator[Token]:
-        token, came_at = Token(), self._clock()
+        self, line: SenderLine | None, common: WaitingLine, waits: Waits, *, is_urgent: bool
+    ) -> AsyncIterator[RateToken]:
+        token, came_at = RateToken(), self._clock()
         is_held_up = common.holds_up or (line is not None and line.holds_up)
         try:
             with waits("rate") if is_held_up or not self._knows_share else nullcontext():
@@ -210,7 +379,7 @@ class RateLimits:
                     line.plan.give_back()
 
     async def _wait_in_lines(
-        self, token: Token, line: SenderLine | None, common: Line, *, is_urgent: bool
+        self, token: RateToken, line: SenderLine | None, common: WaitingLine, *, is_urgent: bool
     ) -> None:
         takes_room = line is not None and line.wait_seconds() > 0
         self._waiting += takes_room
@@ -228,7 +397,7 @@ class RateLimits:
         self.changed.set()
         return False
 
-    def _common_line(self) -> Line:
+    def _common_line(self) -> WaitingLine:
         if self._slow_start is not None and self._slow_start.is_over:
             self._end_slow_start()
         return self._common
