@@ -22,7 +22,6 @@ import h11
 import httpx
 import prometheus_client
 import uvloop
-from bridge.worker.service.connection import Header, Reply
 from pamqp.header import ContentHeader
 from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
@@ -44,7 +43,7 @@ from bridge.telemetry.log_setup import LineWriter, configure_logging
 from bridge.telemetry.logs import Log
 from bridge.telemetry.metrics import BridgeMetrics, new_registry
 from bridge.worker.service.httpx_transport import HttpxTransport
-from bridge.worker.service.transport import ApiTransport, Transport
+from bridge.worker.service.transport import ApiTransport, Header, Reply, Transport
 
 Figures = dict[str, float]
 
