@@ -44,9 +44,9 @@ from bridge.worker.outcomes import Policy, Sent
 from bridge.worker.request import SendRequest
 from bridge.worker.service import transport as posting
 from bridge.worker.service.account import Account
-from bridge.worker.service.sender import Sender
+from bridge.worker.service.sender import Sender, open_transport
 from bridge.worker.service.shape import shape_from
-from bridge.worker.service.transport import ApiConnection, open_transport
+from bridge.worker.service.transport import ApiConnection
 from bridge.worker.session import Session
 from bridge.worker.settle import accepted
 from bridge.worker.worker import Worker

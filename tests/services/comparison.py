@@ -17,8 +17,8 @@ from bridge.config.presets import Preset, documented_answers, preset_settings
 from bridge.worker.envelope import bare_envelope
 from bridge.worker.fates import Answer
 from bridge.worker.request import parse_request
+from bridge.worker.service.sender import open_transport
 from bridge.worker.service.shape import shape_from
-from bridge.worker.service.transport import open_transport
 from tests.services.stub import Recorded, Stub, Told, in_json
 
 ACCOUNT = "AC00000000000000000000000000000001"

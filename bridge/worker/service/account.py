@@ -22,9 +22,8 @@ from bridge.worker.outcomes import Dead, Outcome, Policy, Retried, Sent
 from bridge.worker.request import SendRequest
 from bridge.worker.segments import Encoding, count_segments
 from bridge.worker.service.breaker import CircuitBreaker, Cluster
-from bridge.worker.service.sender import Sender
+from bridge.worker.service.sender import Sender, open_transport
 from bridge.worker.service.shape import Shape
-from bridge.worker.service.transport import open_transport
 from bridge.worker.spans import WorkerSpans
 
 # What another worker would send again if this one were killed before the ack.

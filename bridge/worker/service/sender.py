@@ -1,6 +1,7 @@
 """Send one request: one POST, quick repeats only when it never left us; `shape` knows its form."""
 
 import asyncio
+import functools
 import re
 import time
 from collections.abc import Callable
@@ -15,7 +16,10 @@ from tenacity import (
     stop_before_delay,
     wait_random_exponential,
 )
+from yarl import URL
 
+from bridge.config import SmsApiSettings
+from bridge.credentials import load_authorities
 from bridge.errors import AttemptError
 from bridge.telemetry.logs import Log
 from bridge.worker.delivery import Delivery
@@ -23,7 +27,7 @@ from bridge.worker.fates import Answer, Fate, Result, judge_failure
 from bridge.worker.metrics import PROVIDER_CODES, WorkerMetrics
 from bridge.worker.request import SendRequest
 from bridge.worker.service.shape import Shape
-from bridge.worker.service.transport import ApiTransport
+from bridge.worker.service.transport import ApiTransport, Transport
 from bridge.worker.spans import WorkerSpans, end_post
 
 log = Log(__name__)
@@ -210,3 +214,30 @@ def is_number(provider_id: str, request: SendRequest) -> bool:
 
 def _joined(text: str) -> str:
     return _BETWEEN_WORDS.sub("", text.lower())
+
+
+def open_transport(settings: SmsApiSettings, *, max_connections: int) -> ApiTransport:
+    """Make the transport to the SMS API: our own, or httpx's when a proxy is configured.
+
+    Trusts the system's certificate authorities, or only those of `ca_file`; a plain address needs
+    none. Raises ConfigError when that file cannot be used.
+    """
+    authorities = functools.partial(load_authorities, "sms_api.ca_file", settings.ca_file)
+    if settings.proxy is not None:
+        # Takes a tenth of the time of all imports, and is imported only where it is wanted.
+        from bridge.worker.service.httpx_transport import HttpxTransport  # noqa: PLC0415
+
+        return HttpxTransport(
+            timeout_seconds=settings.timeout_seconds,
+            connect_timeout_seconds=settings.connect_timeout_seconds,
+            tls=authorities(),
+            proxy=settings.proxy.get_secret_value(),
+        )
+    # Reading the system's takes as long as connecting to the broker.
+    is_plain = URL(settings.base_url or "").scheme == "http"
+    return Transport(
+        timeout_seconds=settings.timeout_seconds,
+        connect_timeout_seconds=settings.connect_timeout_seconds,
+        tls=None if is_plain else authorities(),
+        max_connections=max_connections,
+    )

@@ -11,8 +11,7 @@ it refuses is read again by `LenientReader`, and its connection is not used agai
 Why our own: a cancelled request can block a slot of httpx's pool for ever (httpcore issue 1093), so
 that httpx's transport is safe only with a new connection for each request; and each costs fifty
 times the CPU time, with kept connections too: `make bench SCENES=post` measures it, and
-docs/benchmarks.md has the figures. To swap httpx's in, have `open_transport` return HttpxTransport
-always; the tests of what both promise run with it.
+docs/benchmarks.md has the figures. The tests of what both promise run with each.
 """
 
 import asyncio
@@ -30,8 +29,6 @@ from urllib.parse import quote, urlsplit
 import httptools
 from yarl import URL
 
-from bridge.config import SmsApiSettings
-from bridge.credentials import load_authorities
 from bridge.errors import AttemptError, AttemptFault, causes_of
 from bridge.happy_eyeballs import create_connection
 from bridge.worker.service.lenient_reader import LenientReader
@@ -338,33 +335,6 @@ class ApiTransport(Protocol):
 
     async def aclose(self) -> None:
         """Close the connections."""
-
-
-def open_transport(settings: SmsApiSettings, *, max_connections: int) -> ApiTransport:
-    """Make the transport to the SMS API: our own, or httpx's when a proxy is configured.
-
-    Trusts the system's certificate authorities, or only those of `ca_file`; a plain address needs
-    none. Raises ConfigError when that file cannot be used.
-    """
-    authorities = functools.partial(load_authorities, "sms_api.ca_file", settings.ca_file)
-    if settings.proxy is not None:
-        # Takes a tenth of the time of all imports, and is imported only where it is wanted.
-        from bridge.worker.service.httpx_transport import HttpxTransport  # noqa: PLC0415
-
-        return HttpxTransport(
-            timeout_seconds=settings.timeout_seconds,
-            connect_timeout_seconds=settings.connect_timeout_seconds,
-            tls=authorities(),
-            proxy=settings.proxy.get_secret_value(),
-        )
-    # Reading the system's takes as long as connecting to the broker.
-    is_plain = URL(settings.base_url or "").scheme == "http"
-    return Transport(
-        timeout_seconds=settings.timeout_seconds,
-        connect_timeout_seconds=settings.connect_timeout_seconds,
-        tls=None if is_plain else authorities(),
-        max_connections=max_connections,
-    )
 
 
 class Transport:
