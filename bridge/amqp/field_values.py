@@ -12,6 +12,8 @@ from typing import Any, Final
 import pamqp.decode
 import pamqp.encode
 
+from bridge.amqp.headers import HeaderTable, Written
+
 # A deeper nested header value stays bytes when read, and is refused when written: recursion could
 # overflow the stack, which ends a compiled program without a message.
 MAX_HEADER_DEPTH: Final = 32
@@ -31,22 +33,6 @@ _VALUE_BYTES: Final[Mapping[bytes, int]] = {
     b"D": 5,
     **dict.fromkeys((b"l", b"L", b"d", b"T"), 8),
 }
-
-
-class HeaderTable(dict[str, Any]):
-    """Decoded headers; `written` is the table's bytes as they came, beginning with its length."""
-
-    __slots__ = ("written",)
-
-    def __init__(self, values: dict[str, Any], written: bytes) -> None:
-        super().__init__(values)
-        self.written = written
-
-
-class Written(bytes):
-    """A header's value as the bytes that came, its type octet first; written back unchanged."""
-
-    __slots__ = ()
 
 
 def as_they_came(headers: dict[str, Any] | None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 import pamqp.encode
 import pytest
 
-from bridge.amqp.field_values import HeaderTable
+from bridge.amqp.headers import HeaderTable
 from tests.faults.bench import Bench, eventually, make_numbers
 from tests.faults.traffic import NOT_SENT, REFUSED, TOO_EARLY, once_each
 
