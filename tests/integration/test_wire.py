@@ -1,6 +1,7 @@
 """The wire against a real broker: what the publisher and the consumer rely on."""
 
 import asyncio
+import gc
 import tracemalloc
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from bridge.amqp import publisher
 from bridge.amqp.channels import open_channel
 from bridge.amqp.client import Channel, ChannelClosed, Connection
 from bridge.amqp.frames import Body
@@ -16,8 +18,20 @@ from bridge.amqp.properties import Properties
 from bridge.amqp.wire import PublishingChannel
 from bridge.errors import Confirm
 from bridge.sandbox.broker import Broker
+from bridge.telemetry.metrics import BridgeMetrics, new_registry
 from tests.alarms import memory_alarm
 from tests.integration.conftest import SECONDS, Amqp, connected, eventually, unique
+
+METRICS = BridgeMetrics(
+    new_registry(), component="worker", version="0", revision="0", exchanges=("default",)
+)
+EVENT_LOOP_TURNS = 2_000
+
+
+def count_objects() -> int:
+    """Count the objects that are reachable and may hold others."""
+    gc.collect()
+    return len(gc.get_objects())
 
 
 class Taken(NamedTuple):
@@ -133,6 +147,20 @@ async def test_what_is_acked_is_gone_and_the_rest_comes_again(
     assert all(delivery.redelivered for delivery in again)
 
 
+async def test_a_delivery_after_the_block_is_left_to_the_broker(
+    connection: Connection, queue: str, amqp: Amqp
+) -> None:
+    async with consuming(connection, queue) as ours:
+        await amqp.publish(queue, b"first")
+        (first,) = await ours.until(1)
+    await amqp.publish(queue, b"second")
+    # The broker answers after it has delivered.
+    await ours.channel.basic_qos(prefetch_count=1)
+    await asyncio.sleep(0)
+
+    assert ours.taken == [first]
+
+
 # Publishes and confirms
 
 
@@ -196,6 +224,35 @@ async def test_each_is_told_its_own(connection: Connection, queue: str, amqp: Am
 
     assert confirms == ["confirmed", "nacked", "returned"] * 100
     await amqp.until_count(queue, 100)
+
+
+async def test_a_message_without_an_id_is_returned_or_confirmed(
+    connection: Connection, queue: str
+) -> None:
+    async with publishing(connection) as (_, ours):
+        for key, outcome in ((f"{queue}.missing", "returned"), (queue, "confirmed")):
+            properties = Properties(delivery_mode=2)
+            confirm = ours.publish(b"", exchange="", routing_key=key, properties=properties)
+            assert await told(confirm) == [outcome]
+            assert properties.message_id is None
+
+
+async def test_looking_for_late_confirms_leaves_no_objects(
+    connection: Connection, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publisher, "LOOK_SECONDS", 0.0)
+    ours = publisher.Publisher(METRICS, timeout_seconds=SECONDS)
+    serving = asyncio.create_task(ours.serve(connection))
+    await ours.publish(b"", exchange="", routing_key=queue, properties=Properties(message_id="m"))
+    before = count_objects()
+    for _ in range(EVENT_LOOP_TURNS):
+        await asyncio.sleep(0)
+    more = count_objects() - before
+    serving.cancel()
+    await asyncio.gather(serving, return_exceptions=True)
+
+    # The publisher looks once in a few turns; one object for each look would be more.
+    assert more < EVENT_LOOP_TURNS / 20
 
 
 @pytest.mark.parametrize("field", ["routing key", "headers"])
