@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import pkgutil
 import re
 import shlex
 import subprocess
@@ -18,6 +19,7 @@ from typer.main import get_command
 
 from bridge import errors
 from bridge.__main__ import app
+from bridge.config import WebhookSettings, WorkerSettings
 from bridge.worker.fates import DeadReason, PauseReason, RetryReason
 
 ROOT = Path(__file__).parent.parent
@@ -52,6 +54,21 @@ def test_files_that_are_named_exist(text: Path) -> None:
     named = set(PATH.findall(text.read_text(encoding="utf-8")))
 
     assert {name for name in named if not (ROOT / name).is_file()} == set()
+
+
+# Dotted names below `bridge`, such as `worker.held.HeldDeliveries`; settings look alike.
+CODE = re.compile(r"`((?:worker|webhook|amqp|http|topology)\.[\w.]+)`")
+
+
+def test_code_that_the_architecture_names_exists() -> None:
+    settings = {"worker": WorkerSettings.model_fields, "webhook": WebhookSettings.model_fields}
+    named = CODE.findall((ROOT / "docs" / "architecture.md").read_text(encoding="utf-8"))
+    parts = [name.split(".") for name in named]
+    code = [".".join(one) for one in parts if one[1] not in settings.get(one[0], {})]
+
+    assert len(code) > 30
+    for name in code:
+        pkgutil.resolve_name(f"bridge.{name}")
 
 
 def test_files_that_are_named_in_short_exist() -> None:
