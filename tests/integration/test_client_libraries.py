@@ -1,4 +1,4 @@
-"""What we lean on in aio-pika, aiormq and pamqp; CONTRIBUTING.md has the list.
+"""What the wire relies on in aio-pika, aiormq and pamqp.
 
 Each test fails when an upgrade changes what it is named after.
 """
