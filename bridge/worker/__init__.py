@@ -1,10 +1,12 @@
-"""The worker: takes send requests from the queue to the SMS service.
+"""The worker: consumes send requests from a queue and posts them to the SMS service.
 
-The way of a message, each step called by `pipeline.py`; `worker.py` makes, runs and drains them:
+The path of a message. `pipeline.py` calls each step; `worker.py` builds, runs and drains them:
 
-1. consume: `consumer.py` registers at the broker, `held.py` begins a task for each delivery;
-2. identify: `identification.py` and `deduplicator.py` tell a new message from a repeat;
-3. wait until allowed: `service/account.py`, for the circuit breaker, the rate limits and a slot;
-4. send: `service/sender.py` posts, `fates.py` and `outcomes.py` say what the answer means;
-5. settle: `settle.py` stores what replaces it and acks; `announcer.py` publishes its end.
+1. consume: `consumer.py` registers at the broker, `held.py` starts a task for each delivery;
+2. identify: `identification.py` and `deduplicator.py` separate new messages from repeats;
+3. wait until allowed: `service/account.py` waits for the circuit breaker, the rate limits and a
+   slot;
+4. send: `service/sender.py` posts, `fates.py` and `outcomes.py` interpret the answer;
+5. settle: `settle.py` publishes the replacement, if any, and acks; `announcer.py` publishes the
+   outcome.
 """

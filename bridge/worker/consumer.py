@@ -1,14 +1,14 @@
-"""Keep this process registered as a consumer of its queues, and know when it is not.
+"""Keep this process registered as a consumer of its queues.
 
-A loop compares the prefetch that is wanted with the one in use, at every change and every few
-seconds, so that no lost event can stop consumption. Deliveries come from the wire, not from the
+A loop compares the wanted prefetch with the current one after every change and every few seconds,
+so that a lost event cannot stop consumption. Deliveries come from `bridge.amqp.wire`, not from the
 client library.
 
-With an `ActiveLock` only the active worker consumes, and messages go back in their order. The
-broker appends returned messages to those that came back before, so they have to go back all at
-once: no consumer is cancelled or registered anew while messages are held. Consuming ends when
-nothing of the channel is in flight, by closing it; and the prefetch is always the same, so that all
-returned messages fit into it and come back at once.
+In ordered mode (with an `ActiveLock`) only the active worker consumes, and returned messages must
+keep their order. The broker appends returned messages to those returned earlier, so all of them
+have to be returned at once. Therefore no consumer is cancelled or restarted while messages are
+unacked: the worker stops consuming by closing the channel once no request is in flight. The
+prefetch is constant, so that all returned messages fit into it and are redelivered together.
 """
 
 import asyncio
@@ -45,17 +45,18 @@ from bridge.worker.session import Session
 
 log = Log(__name__)
 
-# How often to compare when nothing has changed, and while deliveries in flight are waited for.
+# How often to compare if nothing has changed; the last value applies while an ordered session waits
+# for its deliveries in flight.
 WATCH_SECONDS: Final = 5.0
 ORDERED_WATCH_SECONDS: Final = 0.5
 LEAVING_SECONDS: Final = 0.02
-# Smaller bodies never make the prefetch shrink. It does so in large steps: each change interrupts
-# consuming for a moment.
+# Bodies up to this size never shrink the prefetch. The prefetch changes in large steps, because
+# each change interrupts consuming briefly.
 USUAL_BODY_BYTES: Final = 64 * 1024
 PREFETCH_FACTOR: Final = 4
-# The remembered size of large bodies shrinks by this factor with each body that follows.
+# The remembered size of large bodies decays by this factor with each body that follows.
 FADING: Final = 0.95
-# While bodies are large: the broker's answer to a method comes after the bodies that it has sent.
+# While bodies are large: the broker's answer to a method comes after the bodies already sent.
 LARGE_RPC_TIMEOUT_SECONDS: Final = 60.0
 URGENT_REMEDY: Final = (
     "create the queue and let the user read it, or set worker.urgent_queue to null to do without"
@@ -63,26 +64,26 @@ URGENT_REMEDY: Final = (
 
 
 class ConsumerOwner(Protocol):
-    """What a consumer asks and tells."""
+    """Decides the prefetch of a consumer; is notified of registrations and lost sessions."""
 
     def prefetch_of_each(self) -> Mapping[str, int]:
-        """Return the wanted prefetch of each queue in the order to consume them; 0: not at all."""
+        """Return the wanted prefetch of each queue, in the order to consume them; 0 is off."""
 
     def consumer_registered(self) -> None:
         """Note that the broker has registered this process as a consumer."""
 
     def session_over(self, most_unacked: int) -> None:
-        """Note that the deliveries of a session cannot be acked any more and come again.
+        """Note that the deliveries of a session can no longer be acked and will be redelivered.
 
-        `most_unacked`: the most that may have been unacked.
+        `most_unacked`: upper bound of the deliveries that were unacked.
         """
 
 
 class Consumer:
-    """Consumes the main queue and the urgent one, each with a prefetch of its own.
+    """Consumes the main queue and the urgent queue, each with its own prefetch.
 
-    Both are consumed on one channel, and end with it. Set `changed` when `owner` may want another
-    prefetch. With a `lock` this worker consumes only while it has it.
+    Both queues are consumed on one channel, and end with it. Set `changed` when `owner` may want
+    another prefetch. With a `lock` this worker consumes only while it is the active worker.
     """
 
     def __init__(
@@ -114,49 +115,50 @@ class Consumer:
 
     @property
     def is_registered(self) -> bool:
-        """Whether the broker knows this process as a consumer."""
+        """Whether the broker has registered this process as a consumer."""
         return bool(self._consuming_with)
 
     @property
     def is_served(self) -> bool:
-        """Whether the broker delivers to this worker, or to the active one in its place."""
+        """Whether the broker delivers to this worker, or to the active worker in its place."""
         return self.is_registered or (self._lock is not None and self._lock.is_standby)
 
     @property
     def can_consume(self) -> bool:
-        """Whether this worker has a channel to consume on, or with order is the active one."""
+        """Whether this worker has a channel to consume on; in ordered mode, is the active one."""
         return self._session is not None if self._lock is None else self._lock.is_held
 
     @property
     def prefetch(self) -> int:
-        """The smallest prefetch with which it is registered; 0 while it is not."""
+        """The smallest prefetch of its registered consumers; 0 if there is none."""
         return min(self._consuming_with.values(), default=0)
 
     async def stop(self) -> None:
-        """Take nothing more; return when the broker has been told, or is gone.
+        """Stop consuming; return when the broker has confirmed that or the session is over.
 
-        In order, return when every delivery is settled or given back.
+        In ordered mode, return when every delivery is settled or returned to the queue.
         """
         self._is_stopped = True
         self._changed.set()
         await self._idle.wait()
 
     def resume(self) -> None:
-        """Take deliveries again after `stop`."""
+        """Start consuming again after `stop`."""
         self._is_stopped = False
         self._changed.set()
 
     async def end(self) -> None:
-        """End the session, so that the broker delivers its messages to others; for good."""
+        """End the session for good, so that the broker delivers its messages to other workers."""
         self._has_ended = True
         self._changed.set()
         if self._session is not None:
             await self._session.over.wait()
 
     def renew(self) -> None:
-        """Consume anew, so that deliveries that stay unacked take no part of the new prefetch.
+        """Register a new consumer, so that unacked deliveries no longer count towards the prefetch.
 
-        In order it has no effect: they keep their place, and later ones wait behind them.
+        Has no effect in ordered mode, where unacked deliveries keep their place and later ones
+        wait.
         """
         self._is_to_renew = True
         self._changed.set()
@@ -164,7 +166,7 @@ class Consumer:
     async def flush(self) -> None:
         """Return when the broker has processed every ack that was written, or the session is over.
 
-        An ack that the broker has read may yet be held back for a moment.
+        The broker may delay an ack briefly after it has read it.
         """
         session = self._session
         if session is None:
@@ -179,9 +181,9 @@ class Consumer:
             await self._session.until_heard_from(changed=self._changed)
 
     async def serve(self, connection: Connection) -> None:
-        """Consume on this connection; raise when it is no use any more.
+        """Consume on this connection until it fails, or until `end` is called.
 
-        That is a BrokerError, or an error of the client library. Returns only after `end`.
+        Raises BrokerError, or an error of the client library, if the connection fails.
         """
         if self._lock is None:
             await self._consume(connection)
@@ -203,7 +205,7 @@ class Consumer:
                 await self._wait_for_change(WATCH_SECONDS)
 
     async def _consume_in_order(self, connection: Connection) -> None:
-        """Consume until that is not wanted any more and every delivery is settled or back."""
+        """Consume until that is no longer wanted and every delivery is settled or returned."""
         async with self._session_on(connection) as (session, callback, by_tag):
             await self._follow(session, callback, by_tag)
             while not session.is_leaving or session.held:
@@ -211,7 +213,7 @@ class Consumer:
                 session.wire.keep_alive()
                 session.is_leaving = session.is_leaving or not self._wanted()
                 if session.is_leaving:
-                    # Each time: a delivery that was in flight may wait meanwhile.
+                    # In each iteration: a delivery that was in flight before may be waiting now.
                     self._held.cancel(
                         lambda delivery: delivery.session is session and delivery.may_be_given_back
                     )
@@ -226,9 +228,9 @@ class Consumer:
     async def _session_on(
         self, connection: Connection
     ) -> AsyncIterator[tuple[Session, ConsumerCallback, dict[bytes, DeliveryHandler]]]:
-        """Begin a session, and end it with the block.
+        """Open a session for the duration of the block.
 
-        If the block has not set `over`, the last acks may be lost with the session.
+        If the block has not set `over`, the last acks may be lost.
         """
         channel = await open_channel(connection)
         channel.closing.add_done_callback(lambda _: self._changed.set())
@@ -262,7 +264,7 @@ class Consumer:
         callback: ConsumerCallback,
         by_tag: dict[bytes, DeliveryHandler],
     ) -> None:
-        """Start, stop or restart consuming so that it is as wanted."""
+        """Start, stop or restart consumers until the prefetch is the wanted one."""
         wanted, is_to_renew = self._wanted(), self._is_to_renew
         if wanted == self._consuming_with and not is_to_renew:
             return
@@ -293,9 +295,9 @@ class Consumer:
         callback: ConsumerCallback,
         by_tag: dict[bytes, DeliveryHandler],
     ) -> None:
-        """Consume a queue; the urgent one under a tag by which the wire tells its deliveries apart.
+        """Consume a queue; the consumer tag identifies deliveries of the urgent queue.
 
-        The handler of a former tag stays: its deliveries may still be on their way.
+        The handler of an earlier tag stays registered: its deliveries may still be under way.
         """
         if queue != self._urgent_queue:
             result = await session.channel.basic_consume(queue, callback)
@@ -318,7 +320,7 @@ class Consumer:
         return {queue: min(wanted, most) for queue, wanted in prefetch.items() if wanted}
 
     def _most_that_fit(self, queues: int) -> int:
-        """Return how many bodies as large as the last ones may be held of each queue."""
+        """Return how many bodies of the recent size fit into memory for each queue."""
         if not self._large_bytes:
             return sys.maxsize
         most, fitting = MAX_HELD_BYTES / self._large_bytes, 1
@@ -361,7 +363,7 @@ class Consumer:
         body: Body,
     ) -> None:
         if session.is_leaving:
-            return  # Unacked: it goes back with the others.
+            return  # Unacked: it returns to the queue with the others.
         held = self._held
         held.take(held.make(session, queue, tag, redelivered, properties, body))
         self._note_size(len(body))

@@ -1,7 +1,7 @@
-"""The properties of the copies that replace a message.
+"""Build the properties of the copies that replace or move a message.
 
-Properties and headers with which the broker would refuse, drop, reroute or count a copy are left
-out; all others stay as they came.
+Properties and headers with which the broker would refuse, drop, reroute or count a copy are
+removed; all others stay unchanged.
 """
 
 import re
@@ -41,14 +41,14 @@ from bridge.worker.outcomes import Dead, Retried
 
 MAX_DETAIL_CHARACTERS: Final = 500
 # Headers that the broker itself reads: to route a message, to describe its history, to find it in a
-# stream. On a copy they would be wrong. One `x-death` of a type that RabbitMQ 3.10.8 does not
-# expect has it return no more messages from the retry queues of any virtual host.
+# stream. On a copy they would be wrong. If one `x-death` header has an unexpected type, RabbitMQ
+# 3.10.8 returns no more messages from the retry queues of any virtual host.
 _BROKERS_OWN: Final = re.compile(
     "B?CC|x-(delivery-count|acquired-count|(first-|last-)?death.*|received-from|shovelled.*"
     "|original-(cc|exchange|routing-key)|invalid-headers|routed-by|stream-filter-value|opt-.*)"
 )
-# The address at which the publisher of a message is answered directly. The broker takes it only on
-# the channel of a client that waits for answers, and closes any other.
+# The address for direct replies. The broker accepts it only on the channel of a client that waits
+# for replies, and closes any other channel.
 _DIRECT_REPLY: Final = "amq.rabbitmq.reply-to"
 
 
@@ -61,17 +61,17 @@ def copy_properties(
     max_bytes: int,
     span: TraceHeaders = (),
 ) -> Properties:
-    """Make the properties of the copy that replaces a delivery; `envelope` counts this attempt.
+    """Build the properties of the copy that replaces a delivery; `envelope` counts this attempt.
 
-    All stay as they came, except those that `_to_publish_anew` leaves out, and headers that do not
-    fit into `max_bytes` beside ours. A message without an id gets its key as id, so that every
-    later attempt sends the same key. `queue` is where the message came from: a dead letter names
-    it, so that a replay puts it back there. `span` is the span of this delivery, to which that of
-    the next one refers.
+    Properties stay unchanged, except those that `_to_publish_anew` removes and headers that do not
+    fit into `max_bytes` together with ours. A message without an id gets its key as id, so that all
+    later attempts use the same idempotency key. `queue` is where the message came from; a dead
+    letter names it, so that a replay returns the message there. `span` is the span of this
+    delivery, to which the span of the copy's delivery links.
     """
     replaced, headers = _to_publish_anew(properties)
     replaced.message_id = envelope.id_of_copies
-    # What is known of an earlier answer stays until the next one; no publisher can give them.
+    # What an earlier answer said is kept until the next answer. A publisher must not set it.
     not_ours = () if is_from_ladder(headers) else (STATUS, CODE, MEANING)
     for name in (DEAD_AT, QUEUE, TURN_AT, REPEATED, *not_ours, *OF_EVENTS):
         headers.pop(name, None)
@@ -93,7 +93,7 @@ def copy_properties(
         own[EARLIER_SPAN] = span[0][1]
     if outcome.status is not None:
         own[STATUS] = outcome.status
-        # That of an earlier answer, which goes with its status.
+        # The code and meaning belong to the status of an earlier answer.
         headers.pop(CODE, None)
         headers.pop(MEANING, None)
     if outcome.code is not None:
@@ -109,10 +109,10 @@ def copy_properties(
 def _fitted(
     properties: Properties, headers: dict[str, Any], own: dict[str, Any], max_bytes: int
 ) -> Properties:
-    """Return the properties with both kinds of headers, or with as many as fit into a frame."""
+    """Merge both groups of headers, dropping the largest if they do not fit into a frame."""
     properties.headers = headers | own
     if not properties.headers:
-        # All others are short.
+        # All other properties are short.
         return properties
     excess = len(write_properties(properties)) - max_bytes
     if excess > 0:
@@ -123,10 +123,10 @@ def _fitted(
 def _without_the_largest(
     headers: dict[str, Any], own: dict[str, Any], excess: int
 ) -> dict[str, Any]:
-    """Leave out as many of the largest headers as it takes, the bridge's own ones last.
+    """Drop as many of the largest headers as necessary, the bridge's own headers last.
 
-    A copy that is over the limit of a frame could never be published. With none of them it is
-    small: all other properties are short, and the smallest frame of AMQP has 4,096 bytes.
+    A copy that exceeds the frame size could never be published. Without headers it always fits: all
+    other properties are short, and the smallest frame of AMQP has 4,096 bytes.
     """
     sizes = {name: header_bytes(name, value) for name, value in headers.items() if name not in own}
     kept = dict(headers)
@@ -139,9 +139,9 @@ def _without_the_largest(
 
 
 def _to_publish_anew(properties: Properties) -> tuple[Properties, dict[str, Any]]:
-    """Return properties and headers with which the broker takes a message a second time.
+    """Return properties and headers with which the broker accepts a message a second time.
 
-    Left out are those with which it would refuse (`user_id`, a direct reply), drop (`expiration`),
+    Without those with which it would refuse (`user_id`, a direct reply), drop (`expiration`),
     reroute or count the copy.
     """
     anew = properties.copy()
@@ -159,9 +159,9 @@ def _to_publish_anew(properties: Properties) -> tuple[Properties, dict[str, Any]
 
 
 def moved_properties(properties: Properties) -> Properties:
-    """Make the properties of a message that is published again as it is, to another place.
+    """Build the properties of a message that is moved unchanged to another queue.
 
-    Without those that `_to_publish_anew` leaves out; `expiration` becomes `sms-bridge-expires-at`.
+    Without those that `_to_publish_anew` removes; `expiration` becomes `sms-bridge-expires-at`.
     """
     moved, headers = _to_publish_anew(properties)
     expires_at = read_expiration(properties, time.time())
@@ -172,9 +172,10 @@ def moved_properties(properties: Properties) -> Properties:
 
 
 def renewed_properties(properties: Properties, *, is_repeated: bool, max_bytes: int) -> Properties:
-    """Make the properties of a request that is put to the end of its queue, without a count.
+    """Build the properties of a request that is moved to the end of its queue, with its counts.
 
-    `is_repeated`: somebody may have sent it, which the broker no longer tells of the copy.
+    `is_repeated`: the message may have been sent already. The broker's redelivered flag, which says
+    so, is not carried over to the copy.
     """
     renewed = moved_properties(properties)
     own: dict[str, Any] = {REPEATED: True} if is_repeated else {}
@@ -182,9 +183,9 @@ def renewed_properties(properties: Properties, *, is_repeated: bool, max_bytes: 
 
 
 def replayed_properties(properties: Properties) -> Properties:
-    """Make the properties with which a dead letter starts anew: no attempts, the same key.
+    """Build the properties with which a dead letter starts anew: no attempts, the same key.
 
-    `sms-bridge-copies` stays: by it a worker tells this copy from the one that died.
+    `sms-bridge-copies` stays: it distinguishes this copy from the one that became a dead letter.
     """
     replayed = moved_properties(properties)
     headers = replayed.headers or {}

@@ -1,14 +1,15 @@
-"""Tell a new message from a repeat, by the deliveries that this process has in flight or settled.
+"""Recognise repeats by the deliveries that this process has in flight or has settled.
 
-A message is known by its publisher's `message_id` and its body. Without an id two equal bodies are
-two messages, unless the broker marks the second as redelivered and the connection of the first has
-been lost since: then, once for each such first, the second is a repeat. A delivery that was
-released unsettled is certain to come again, so it goes before one whose ack may have arrived. Only
-the last acks can be lost, as many as the prefetch: the broker delivers no more before it has read
-an ack.
+A message is identified by its publisher's `message_id` and its body. A second delivery of it is a
+repeat; the delivery before it is the original. Without an id, two equal bodies are two messages,
+unless the broker marks the second as redelivered and the connection of the original has been lost
+since. Then one redelivery is a repeat for each such original. If one equal delivery was released
+unsettled and the ack of another is doubtful, the redelivery is taken for the released one, which is
+certain to come again. Only the last acks on a lost connection are doubtful, at most as many as the
+prefetch: the broker delivers no more before it has read an ack.
 
-A retry copy may be in the queue twice: it is published again when its channel ends before its
-confirm. When one of the two is replaced, the other is a repeat.
+A retry copy may be in the queue twice, because it is published again if its channel closes before
+the confirm. When one of the two is replaced by its next copy, the other one is a repeat.
 """
 
 import asyncio
@@ -25,22 +26,22 @@ from bridge.worker.message_identity import MessageIdentity, pack_identity, unpac
 from bridge.worker.outcomes import Outcome
 from bridge.worker.sent_messages import SENT_SECONDS, Accepted, SentMessages
 
-# How long a delivery whose ack may be lost, or that was released unsettled, is expected again.
+# How long to expect the redelivery of a delivery that was released, or whose ack may be lost.
 DOUBT_SECONDS: Final = 300.0
 # How many messages may stay unacked because the broker refuses their copies.
 MAX_SET_ASIDE: Final = 1_000
-# A broker that is there delivers again as soon as a connection is lost.
+# A broker that is up redelivers within this time after a connection is lost.
 COMES_AGAIN_SECONDS: Final = 2.0
 
-# States of a delivery that may come again. An ack that was written may be lost: `unconfirmed`. If
-# the ack could not be written, the delivery is certain to come again: `unacked`. A delivery that
-# was released unsettled is `decided` if something has to be done for its outcome, else `undecided`;
-# `put_off` is a repeat whose first is in flight.
+# States of a delivery that may be redelivered. `unconfirmed`: its ack was written, and may be lost.
+# `unacked`: its ack could not be written, so it is certain to be redelivered. `decided`: it was
+# released unsettled, and its outcome still has to be published. `undecided`: it was released
+# without an outcome. `put_off`: a repeat that was released before its copy was confirmed.
 State = Literal["unconfirmed", "unacked", "decided", "undecided", "put_off"]
 
 
 def unsure_ack_seconds(heartbeat_seconds: float) -> float:
-    """Return the age up to which an ack may have been written to a dead connection.
+    """Return for how long an ack may have been written to a connection that was already dead.
 
     It takes up to three heartbeats to notice a broker that hangs, and some time to close.
     """
@@ -49,10 +50,11 @@ def unsure_ack_seconds(heartbeat_seconds: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """State of a delivery that went back to the queue unsettled: its key and counts, its outcome.
+    """State of a delivery that returned to the queue unsettled: its envelope and its outcome.
 
-    `replacement`: the copy that was published for the outcome, and may yet be confirmed.
-    `waits_in_place`: nothing has to be done for the outcome but to wait for the next try.
+    `replacement`: the copy published for the outcome; its confirm may still arrive.
+    `waits_in_place`: the outcome is a retry in ordered mode, for which the delivery only has to
+    wait.
     """
 
     envelope: Envelope
@@ -62,14 +64,15 @@ class Released:
 
     @property
     def is_decided(self) -> bool:
-        """Whether something has to be done for its outcome before it may be acked."""
+        """Whether its outcome has to be published before it may be acked."""
         return self.outcome is not None and not self.waits_in_place
 
 
 class InFlight:
-    """A delivery that is being worked on.
+    """A delivery that is being processed.
 
-    `connection_lost`: the broker delivers it again. `redelivery`: the wait of that redelivery.
+    `connection_lost`: the broker will redeliver it. `redelivery`: the wait of that redelivery, if
+    it has arrived.
     """
 
     __slots__ = ("_settled", "connection_lost", "identity", "redelivery")
@@ -82,7 +85,7 @@ class InFlight:
 
     async def until_settled(self) -> bool:
         """Wait until it is settled (True) or released (False)."""
-        # Few are ever waited for.
+        # Created on demand, because few deliveries are waited for.
         if self._settled is None:
             self._settled = asyncio.get_running_loop().create_future()
         return await asyncio.shield(self._settled)
@@ -94,7 +97,7 @@ class InFlight:
 
 
 class New:
-    """Verdict: a message to work on. `released`: how it goes on, if it was released before."""
+    """Verdict: a message to process. `released`: its state, if it was released before."""
 
     __slots__ = ("in_flight", "released")
 
@@ -104,20 +107,20 @@ class New:
 
 
 class Repeat(NamedTuple):
-    """Verdict: a delivery of a message that is settled, to be acked only.
+    """Verdict: a delivery of a settled message, which only has to be acked.
 
-    `first`: how the message was accepted, if the publisher sent it again and a reply is due; None
-    if this is a redelivery of what was settled.
+    `first`: how the message was accepted, if the publisher sent it again and expects a reply; None
+    for a redelivery.
     """
 
     first: Accepted | None
 
 
 class Wait(NamedTuple):
-    """Verdict: the same message is in flight, and its end decides on this delivery.
+    """Verdict: the same message is in flight, and its end decides about this delivery.
 
-    `first` is None if a peer works on it. `is_redelivery`: this is the delivery in flight once
-    more, and not another one of its message.
+    `first` is the delivery in flight, None if another worker has it. `is_redelivery`: this delivery
+    is the redelivery of `first`, not a duplicate from the publisher.
     """
 
     first: InFlight | None
@@ -128,10 +131,11 @@ Verdict = New | Repeat | Wait
 
 
 class Deduplicator:
-    """Remembers deliveries in flight and settled; bounded in number and in time.
+    """Remembers deliveries in flight and settled, limited in number and time.
 
-    `window_seconds`: how long a sent message makes another one a repeat, see `SentMessages`. Time
-    stands still while the broker is away: redeliveries come after that.
+    `window_seconds`: how long after a message was sent an equal one is a repeat; see
+    `SentMessages`. The clock stops while the broker is away, because redeliveries arrive only after
+    that.
     """
 
     def __init__(
@@ -148,16 +152,17 @@ class Deduplicator:
         self._unsure_until = clock()
         self._in_flight: dict[bytes, list[InFlight]] = {}
         self.sent = SentMessages(self._now, window_seconds=window_seconds)
-        # Packed identities of copies that were replaced here, or settled by a peer.
+        # Packed identities of copies that were replaced here, or settled by another worker.
         self._replaced: ExpiringMap[bytes, None] = ExpiringMap(SENT_SECONDS, self._now)
         self._acks = 0
-        # Packed identities with the number of their ack, which is lost if the connection is.
+        # Packed identities with the sequence number of their ack. The acks are lost if the
+        # connection is.
         self._acked: ExpiringMap[bytes, int] = ExpiringMap(self._unsure_ack_seconds, self._now)
-        # Deliveries that may come again, each with its state.
+        # Deliveries that may be redelivered, by state.
         self._known: ExpiringMap[tuple[State, MessageIdentity], Released | None] = ExpiringMap(
             DOUBT_SECONDS, self._now
         )
-        # Deliveries that stay unacked until their connection is lost.
+        # Deliveries that stay unacked until their connection ends.
         self._set_aside: dict[MessageIdentity, list[Released]] = {}
         self.set_aside_count = 0
 
@@ -167,10 +172,10 @@ class Deduplicator:
 
     @property
     def expects_redeliveries(self) -> bool:
-        """Whether a settled or decided delivery may come again soon.
+        """Whether a settled or decided delivery may be redelivered soon.
 
         Its ack could not be written, or was written just before the connection was lost. Only this
-        process knows that it must not be sent again.
+        process knows that the message must not be sent again.
         """
         return self._clock() < self._unsure_until or self._has_unacked
 
@@ -181,25 +186,25 @@ class Deduplicator:
 
     @property
     def has_released(self) -> bool:
-        """Whether any delivery was released unsettled and has not come again."""
+        """Whether any delivery was released unsettled and has not been redelivered yet."""
         if self._set_aside:
             return True
         return any(state in {"decided", "undecided"} for state, _ in self._known.live_keys())
 
     @property
     def has_room_aside(self) -> bool:
-        """Whether one more message may be given to `set_aside`."""
+        """Whether `set_aside` may take one more message."""
         return self.set_aside_count < MAX_SET_ASIDE
 
     def identify(self, identity: MessageIdentity, *, redelivered: bool) -> Verdict:
-        """Say whether a delivery is to be worked on, is a repeat, or has to wait for its first.
+        """Return the verdict: process the delivery, ack it as a repeat, or wait for the original.
 
-        The delivery in flight of a `New` has to be given to `settle`, `release` or `set_aside`, the
-        ack of a `Repeat` to `note_repeat`, and a `Wait` to `identify_after` or `release_repeat`.
+        The caller must pass `New.in_flight` to `settle`, `release` or `set_aside`, report the ack
+        of a `Repeat` with `note_repeat`, and pass a `Wait` to `identify_after` or `release_repeat`.
         """
         first = self._first_in_flight(identity, redelivered=redelivered)
         if first is not None:
-            # The broker delivers nothing again that its connection still holds.
+            # The broker redelivers nothing that is unacked on an open connection.
             return Wait(first, redelivered and first.connection_lost)
         accepted = self.sent.find(identity.message, redelivered=redelivered)
         if accepted is not None or self._is_replaced(identity):
@@ -215,7 +220,7 @@ class Deduplicator:
     async def identify_after(
         self, first: InFlight, identity: MessageIdentity, *, redelivered: bool
     ) -> Verdict:
-        """Identify a delivery when the first, for which it has to wait, is settled or released."""
+        """Identify a delivery after the original, `first`, is settled or released."""
         is_redelivery = redelivered and first.connection_lost
         wait = object()
         if is_redelivery:
@@ -224,7 +229,7 @@ class Deduplicator:
             is_settled = await first.until_settled()
         finally:
             if first.redelivery is wait:
-                # If this wait was cancelled, the broker delivers the message once more.
+                # If this wait is cancelled, the broker redelivers the message once more.
                 first.redelivery = None
         if is_settled and is_redelivery:
             self._known.take(("unacked", identity))
@@ -232,9 +237,9 @@ class Deduplicator:
         return self.identify(identity, redelivered=redelivered)
 
     def settle(self, in_flight: InFlight, accepted: Accepted | None, *, acked: bool) -> None:
-        """Remember that a delivery is settled: `accepted`, else replaced by a copy.
+        """Remember that a delivery is settled: accepted by the service, or replaced by a copy.
 
-        `acked` says whether the ack was written; one that was may still be lost.
+        `acked` says whether the ack was written; a written ack may still be lost.
         """
         identity = in_flight.identity
         is_known = accepted is not None and identity.has_id
@@ -251,36 +256,37 @@ class Deduplicator:
         self._note_ack(identity, acked=acked, is_known=identity.message in self.sent)
 
     def release(self, in_flight: InFlight, released: Released) -> None:
-        """Remember a delivery that goes back to the queue unsettled, and its outcome.
+        """Remember a delivery that returns to the queue unsettled, and its outcome.
 
-        When it comes again with its outcome decided, it must not be sent again.
+        If its outcome is decided, its redelivery must not be sent again.
         """
         self._note_released(in_flight.identity, released)
         self._end(in_flight, settled=False)
 
     def set_aside(self, in_flight: InFlight, released: Released) -> None:
-        """Remember a delivery that stays unacked, because the broker refuses its copy.
+        """Remember a delivery that stays unacked because the broker refuses its copy.
 
-        It comes again when its session ends, possibly hours later. Until then nothing waits for it.
+        It is redelivered when its session ends, possibly hours later. Until then no delivery waits
+        for it.
         """
         self._set_aside.setdefault(in_flight.identity, []).append(released)
         self.set_aside_count += 1
         self._end(in_flight, settled=False)
 
     def release_repeat(self, identity: MessageIdentity, released: Released) -> None:
-        """Remember a repeat that was put off and goes back to the queue unsettled."""
+        """Remember a repeat that returns to the queue before its copy is confirmed."""
         self._known.add(("put_off", identity), released)
 
     def take_released_repeat(
         self, identity: MessageIdentity, *, redelivered: bool
     ) -> Released | None:
-        """Return, once, how a repeat goes on that was put off, released and has come again."""
+        """Return the state of a released repeat that was redelivered, and forget it."""
         taken = self._known.take(("put_off", identity)) if redelivered else None
         return None if taken is None else taken[0]
 
     def take_released(self, identity: MessageIdentity) -> Released | None:
-        """Return, once, how a redelivery goes on that was released before."""
-        # Of two equal deliveries, the one whose outcome is known must not be sent.
+        """Return the state of a released delivery that was redelivered, and forget it."""
+        # Of two equal deliveries, the one whose outcome is decided goes first: it must not be sent.
         taken = self._known.take(("decided", identity)) or self._known.take(("undecided", identity))
         return self._take_from_aside(identity) if taken is None else taken[0]
 
@@ -294,10 +300,10 @@ class Deduplicator:
             del self._set_aside[identity]
         return released
 
-    # Questions and answers of peers
+    # Questions and answers of other workers
 
     def knows(self, identity: MessageIdentity) -> bool:
-        """Say whether anything is known here of a redelivery, so that no peer has to be asked."""
+        """Whether this process knows about a redelivery, so that no worker has to be asked."""
         return (
             self.is_working_on(identity)
             or self.is_settled(identity)
@@ -306,20 +312,20 @@ class Deduplicator:
         )
 
     def learn(self, identity: MessageIdentity, released: Released | None) -> None:
-        """Learn from a peer that a redelivery is done (None), or was released unsettled."""
+        """Learn from another worker that a redelivery is settled (None), or was released."""
         if released is None:
             self._known.add(("unconfirmed", identity), None)
         else:
             self._note_released(identity, released)
 
     def is_settled(self, identity: MessageIdentity) -> bool:
-        """Say whether one of two copies is done: sent, or replaced."""
+        """Whether the message, or one of two equal copies, is settled: sent or replaced."""
         return identity.message in self.sent or self._is_replaced(identity)
 
     def learn_settled(self, identity: MessageIdentity) -> None:
-        """Learn that a peer has settled one of copies that may be there twice."""
-        # A message that was never retried differs from a later one with its id only by being
-        # redelivered.
+        """Learn that another worker has settled one of two equal messages or copies."""
+        # Without a retry copy, only the redelivered flag distinguishes a message from a later one
+        # with its id.
         if not identity.copies:
             if not self._is_in_doubt(identity):
                 self._known.add(("unconfirmed", identity), None)
@@ -327,19 +333,19 @@ class Deduplicator:
             self._replaced.add(pack_identity(identity), None)
 
     def is_working_on(self, identity: MessageIdentity) -> bool:
-        """Say whether a message that was redelivered, to any worker, is in flight here."""
+        """Whether a message that was redelivered to any worker is in flight here."""
         return self._first_in_flight(identity, redelivered=True) is not None
 
     def depends_on_session(self, identity: MessageIdentity) -> bool:
-        """Say whether `hand_on` has to wait for proof that the session lives.
+        """Whether `hand_on` must first prove that the session is alive.
 
-        Deliveries in flight or acked on it come again if it does not.
+        If the session is dead, the deliveries in flight or acked on it will be redelivered.
         """
         is_held = identity.message in self._in_flight or identity in self._set_aside
         return is_held or pack_identity(identity) in self._acked
 
     def hand_on(self, identity: MessageIdentity) -> Repeat | Released | None:
-        """Return, once, the fate of a message that was redelivered to a peer."""
+        """Return the state of a message that was redelivered to another worker, and forget it."""
         if self.is_settled(identity):
             self._known.take(("unacked", identity))
             return Repeat(None)
@@ -350,10 +356,10 @@ class Deduplicator:
     # Connections
 
     def connection_lost(self, *, most_unacked: int) -> None:
-        """Expect what is in flight again, and take the last acks for lost.
+        """Expect redelivery of everything in flight, and assume that the last acks are lost.
 
-        `most_unacked`: how many deliveries were unacked on the connection at most. Those in flight
-        are a part of them; no more acks than the rest can be lost.
+        `most_unacked`: upper bound of the deliveries that were unacked on the connection. It
+        includes those in flight; at most the rest are lost acks.
         """
         most_lost = most_unacked - self.set_aside_count
         for identity, equal in self._set_aside.items():
@@ -364,7 +370,7 @@ class Deduplicator:
         for in_flight in (one for equal in self._in_flight.values() for one in equal):
             most_lost -= not in_flight.connection_lost
             in_flight.connection_lost = True
-            # A redelivery that waited for it comes again as well.
+            # A redelivery that waited for it will also be redelivered.
             in_flight.redelivery = None
         lost = [packed for packed, ack in self._acked.clear() if ack > self._acks - most_lost]
         for packed in lost:
@@ -375,7 +381,7 @@ class Deduplicator:
             self._away_since = self._clock()
 
     def consuming_again(self) -> None:
-        """Note that the broker delivers from now on, redeliveries first."""
+        """Note that the broker delivers again; redeliveries come first."""
         if self._away_since is not None:
             self._away_seconds += self._clock() - self._away_since
             self._away_since = None
@@ -411,7 +417,7 @@ class Deduplicator:
         return ("unconfirmed", identity) in known or ("unacked", identity) in known
 
     def _take_settled(self, identity: MessageIdentity) -> bool:
-        """Say, once for each such delivery, whether a redelivery is settled as far as is known."""
+        """Whether a redelivery is settled as far as is known; each settled delivery counts once."""
         if self._is_released(identity):
             return False
         known = self._known
@@ -419,16 +425,16 @@ class Deduplicator:
         return taken is not None
 
     def _take_same(self, identity: MessageIdentity, *, is_sent: bool) -> bool:
-        """Whether a redelivery is the delivery that was settled, here or by a peer that was asked.
+        """Whether a redelivery is the settled delivery itself, rather than a duplicate.
 
-        Another one that its publisher sent, and another worker lost, is owed a reply.
+        A duplicate, sent by the publisher and returned by another worker, must be answered.
         """
         if self._known.take(("unacked", identity)) is not None:
             return True
         return is_sent and self._known.take(("unconfirmed", identity)) is not None
 
     def _note_ack(self, identity: MessageIdentity, *, acked: bool, is_known: bool) -> None:
-        """Note the ack of a delivery; `is_known`: its redelivery is a repeat by its id."""
+        """Note the ack of a delivery; `is_known`: its redelivery is recognised by its id."""
         if not acked:
             self._known.add(("unacked", identity), None)
             return

@@ -1,4 +1,4 @@
-"""One AMQP delivery of a send request, bound to the channel that it came on."""
+"""One AMQP delivery of a send request, bound to the channel it arrived on."""
 
 import time
 from collections.abc import Callable
@@ -12,38 +12,38 @@ from bridge.telemetry.trace_context import Span, TraceHeaders
 from bridge.worker.envelope import Envelope
 from bridge.worker.session import Session
 
-# A delivery that has been held for longer is put off to the ladder, once the wait that it is in has
-# ended. The broker's own limit is 30 minutes (consumer_timeout).
+# A delivery that has been here for longer moves to a retry queue when its current wait ends. The
+# broker's own limit is 30 minutes (consumer_timeout).
 MAX_HOLD_SECONDS: Final = 60.0
 
-# What a delivery may wait for here; a POST that is in flight is no wait.
+# Causes for which a delivery waits in this process; a POST in flight is not a wait.
 WaitCause = Literal[
-    # The same message, which is being worked on.
+    # Another delivery of the same message, which is being processed.
     "ledger",
-    # What the other workers know of a message that comes again.
+    # The other workers' answers about a redelivery.
     "peers",
-    # Those before it in the order of its recipient or key.
+    # Earlier messages with the same ordering key.
     "order",
-    # Its own time, `not_before`.
+    # The message's `not_before` time.
     "due",
-    # A request fewer in flight.
+    # A free slot.
     "slot",
-    # The service, which asked for a wait, or the broker, which stores nothing.
+    # The end of a `Retry-After` wait, or a broker that does not store copies.
     "pace",
     # The rate limits.
     "rate",
-    # Its place as the probe of a pause.
+    # The open breaker: its probe is not due yet, or the breaker may close soon.
     "probe",
-    # The next quick try of a request that never left.
+    # The next quick retry of a request that was never sent.
     "retry_in_place",
-    # Its next try, where it keeps its place in the order of its key.
+    # The next attempt, in ordered mode.
     "next_try",
-    # Nothing but the spread of messages that failed together.
+    # Random jitter that spreads messages that failed together.
     "jitter",
-    # The confirm of the copy that replaces it, with all tries of that.
+    # The confirm of the copy that replaces the message, including all publish attempts.
     "publish",
 ]
-# The waits during which nothing has been sent or decided.
+# Waits during which nothing has been sent or decided.
 _BEFORE_SENDING: Final = frozenset[WaitCause | None](
     ("peers", "order", "due", "slot", "pace", "rate", "probe", "next_try")
 )
@@ -51,17 +51,16 @@ Waits = Callable[[WaitCause], AbstractContextManager[None]]
 
 
 class Delivery:
-    """A message that the broker has given us and that we have not settled.
+    """A message that the broker has delivered and that is not settled yet.
 
-    `waiting_for` is what it waits for, `waited_seconds` how long it has waited for what. Times are
-    of `clock`. `replacement` is the copy that is published and may yet be confirmed. `span` is None
-    where spans are not exported. `queue` is the queue that it came from; `is_urgent`: that is the
-    urgent queue, so it passes ordinary messages that wait here.
-    `is_asked_for`: what the other workers know of it has been asked. `give_slot_back` is set while
-    it holds a slot after its answer.
+    `waiting_for` is the current cause of its wait, `waited_seconds` the time waited so far for each
+    cause. Times are those of `clock`. `replacement` is the published copy whose confirm may still
+    arrive. `span` is None if spans are not exported. `queue` is the queue it came from; `is_urgent`
+    means the urgent queue, whose messages overtake ordinary ones. `is_asked_for`: the other workers
+    have been asked about it. `give_slot_back` is set while it keeps its slot after the answer.
     """
 
-    # No dataclass: where this is compiled, its way of making one would stay Python.
+    # Not a dataclass: in a compiled module its generated methods would stay interpreted.
     __slots__ = (
         *("_waiting_since", "body", "clock", "envelope", "give_slot_back", "is_asked_for"),
         *("is_urgent", "properties", "queue", "received", "redelivered", "replacement"),
@@ -101,60 +100,60 @@ class Delivery:
 
     @property
     def is_stale(self) -> bool:
-        """Whether its session is over, so that the broker delivers the message again."""
+        """Whether its session is over, so that the broker redelivers the message."""
         return self.session.is_over or self.session.channel.is_closed
 
     @property
     def goes_back(self) -> bool:
-        """Whether nothing new is to be begun with it, since it is to come again."""
+        """Whether it returns to the queue, so that no work on it should start."""
         return self.session.is_leaving or self.is_stale
 
     @property
     def held_seconds(self) -> float:
-        """How long it has been held here."""
+        """Seconds since it arrived."""
         return self.clock() - self.received
 
     @property
     def trace(self) -> TraceHeaders:
-        """The trace headers of what it causes: those of its span, else its publisher's."""
+        """Trace headers for everything it causes: those of its span, else its publisher's."""
         return self.envelope.trace if self.span is None else self.span.headers
 
     @property
     def trace_id(self) -> str | None:
-        """The trace where more is to be found about it, if it is recorded."""
+        """The trace it belongs to; None if it is not recorded."""
         return None if self.span is None else self.span.trace_id
 
     @property
     def may_be_given_back(self) -> bool:
-        """Whether it waits, and could as well wait in the queue: nothing has been sent."""
+        """Whether it could wait in the queue just as well, because nothing has been sent."""
         return self.waiting_for in _BEFORE_SENDING
 
     @property
     def awaits_first(self) -> bool:
-        """Whether the same message is being worked on; this one is acked when that is done."""
+        """Whether it waits for another delivery of the same message and is acked with it."""
         return self.waiting_for == "ledger"
 
     def free_slot(self) -> None:
-        """Give back the slot that it holds, if it does: it is acked, or goes back to the queue."""
+        """Release its slot, if it still has one: it is acked, or returns to the queue."""
         if self.give_slot_back is not None:
             self.give_slot_back()
             self.give_slot_back = None
 
     def begin_again(self) -> None:
-        """Take its times as those of a new delivery, after a try that settled nothing."""
+        """Reset its times to those of a new delivery, after an attempt that settled nothing."""
         self.received = self.clock()
         self.waited_seconds = {}
 
     def waits(self, cause: WaitCause) -> "_Wait":
-        """Measure a wait: a `with` block around what is waited for.
+        """Measure a wait: return a context manager to put around it.
 
-        It reads the clock twice, so enter it only where there is something to wait for. In a wait
-        within a wait, only the inner one counts.
+        It reads the clock twice, so use it only if there is something to wait for. In nested waits,
+        only the inner one is counted.
         """
         return _Wait(self, cause)
 
     def wait_for(self, cause: WaitCause | None) -> WaitCause | None:
-        """Note what it waits for from now on, None for nothing; return what that replaces."""
+        """Set the cause of the current wait, None for none; return the previous cause."""
         now, former = self.clock(), self.waiting_for
         if former is not None:
             waited = self.waited_seconds
@@ -164,7 +163,7 @@ class Delivery:
 
 
 class _Wait:
-    """A `with` block; a generator would cost five times as much."""
+    """A context manager as a class: a generator would cost five times as much."""
 
     __slots__ = ("_cause", "_delivery", "_outer")
 

@@ -1,9 +1,9 @@
-"""What a message's properties and headers say.
+"""Read the properties and headers of a message.
 
-`sms-bridge-attempts`, `-uncertain-attempts`, `-copies`, `-first-delivered-at`, `-turn-at` and
-`x-sms-bridge-repeated` are the memory that a copy carries; `x-death` is not used, because RabbitMQ
-4 ignores it on messages that are published again. The set of headers is fixed and overwritten, so
-that no copy grows.
+A retry copy carries its history in `sms-bridge-attempts`, `-uncertain-attempts`, `-copies`,
+`-first-delivered-at`, `-turn-at` and `x-sms-bridge-repeated`. `x-death` is not used, because
+RabbitMQ 4 ignores it on messages that are published again. The set of headers is fixed and each
+copy overwrites them, so that copies do not grow.
 """
 
 import difflib
@@ -37,25 +37,26 @@ STATUS: Final = "sms-bridge-status"
 CODE: Final = "sms-bridge-code"
 MEANING: Final = "sms-bridge-meaning"
 DEAD_AT: Final = "sms-bridge-dead-at"
-# The queue that a dead letter came from.
+# Queue from which a dead letter came.
 QUEUE: Final = "sms-bridge-queue"
-# What is added to our headers does not begin with the prefix: an older worker, in an upgrade or
-# after it is undone, refuses a dead letter that is moved back with one that it does not know.
+# Headers added since the first release do not begin with the prefix: during an upgrade or after a
+# rollback, an older worker refuses a replayed dead letter with an unknown `sms-bridge-` header.
 REPEATED: Final = "x-sms-bridge-repeated"
-# Of earlier releases. Urgent messages have a queue of their own.
+# Header of earlier releases. Urgent messages have a queue of their own now.
 PRIORITY: Final = "sms-bridge-priority"
-# The traceparent of the delivery that a copy replaces, where spans are exported.
+# `traceparent` of the delivery that a copy replaces, if spans are exported.
 EARLIER_SPAN: Final = "x-sms-bridge-earlier-span"
 
-# Headers in which the broker describes a message's history; on a copy they would be wrong.
+# Headers that the broker writes about a message's history; on a copy they would be wrong.
 DELIVERY_COUNT: Final = "x-delivery-count"
 MEMORY: Final = (
     *(REASON, DETAIL, ATTEMPTS, UNCERTAIN_ATTEMPTS),
     *(FIRST_DELIVERED_AT, STATUS, CODE, MEANING, DEAD_AT, QUEUE, TURN_AT, EARLIER_SPAN, REPEATED),
 )
-# What may be set for one message.
+# Headers with which publishers set options of one message.
 _SETTINGS: Final = (EXPIRES_AT, NOT_BEFORE, ON_UNCERTAIN, ORDERING_KEY)
-# Headers of inbound events. A request may come with them; on a copy they would seem to be its own.
+# Headers of webhook events. A request may arrive with them; a copy drops them, because they do not
+# describe the copy.
 OF_EVENTS: Final = tuple(
     PREFIX + name for name in ("event-id", "body-sha256", "delivery", "provider-id", "message-id")
 )
@@ -65,24 +66,23 @@ _WAYS_ON_UNCERTAIN: Final = frozenset((None, *get_args(OnUncertain)))
 _MOMENT_CHARACTERS: Final = 20
 _VISIBLE_ASCII: Final = "".join(chr(c) for c in range(0x21, 0x7F) if chr(c) != "%")
 _ESCAPE: Final = re.compile("%[0-9A-F]{2}")
-# Servers and gateways refuse or cut longer headers.
+# Servers and gateways refuse or truncate longer headers.
 MAX_KEY_CHARACTERS: Final = 255
-# A timestamp is believed when it claims no more than these: clocks differ a little, and whatever
-# is older was never set (0), or is in other units.
+# Plausible range of a timestamp. Clocks differ by a few seconds; an older value is unset (0) or in
+# other units.
 MAX_AHEAD_SECONDS: Final = 5.0
 MAX_CLAIMED_AGE_SECONDS: Final = 365 * 24 * 3600.0
-# The last moment that RFC 3339 can write.
+# The last second that RFC 3339 can express.
 YEAR_9999: Final = 253_402_300_799
 
 
 class Envelope(NamedTuple):
-    """One message's facts. Moments are unix seconds.
+    """What the bridge knows about one message. Times are unix seconds.
 
-    `try_of` tells the copies of one publish from those of the next one with the same id. `turn_at`:
-    when the limit of its sender lets it through, if it waits on the ladder for that.
-    `put_off_for` is the reason for which it was on the ladder last.
-    `has_been_copied`: what is to replace it may be there already, without a confirm, or have been
-    made by another worker.
+    `try_of` distinguishes the copies of one publish from those of a later publish with the same id.
+    `turn_at`: when the rate limit of its sender admits it, if it waits for that on a retry queue.
+    `put_off_for` is the reason of its last stay on a retry queue. `has_been_copied`: its
+    replacement may already be stored, without a confirm or by another worker.
     """
 
     key: str
@@ -104,19 +104,19 @@ class Envelope(NamedTuple):
 
     @property
     def age_starts_at(self) -> float:
-        """When the message's age began: its timestamp, at the latest its first delivery."""
+        """Start of the message's age: its timestamp or its first delivery, whichever is earlier."""
         first, published = self.first_delivered_at, self.published_at
         return first if published is None else min(published, first)
 
     @property
     def is_ahead(self) -> bool:
-        """Whether its timestamp lies in the future of its first delivery."""
+        """Whether its timestamp lies after its first delivery, beyond the clock tolerance."""
         published = self.published_at
         return published is not None and published > self.first_delivered_at + MAX_AHEAD_SECONDS
 
     @property
     def dated_at(self) -> float | None:
-        """Its timestamp, if there is one that can be true."""
+        """Its timestamp, or None if it is missing or implausible."""
         published = self.published_at
         if published is None or self.is_ahead:
             return None
@@ -125,12 +125,12 @@ class Envelope(NamedTuple):
 
     @property
     def id_of_copies(self) -> str:
-        """The `message_id` of the copies: without an id of its publisher, a message has its key."""
+        """The `message_id` of its copies: the publisher's id, else the generated key."""
         return self.message_id or self.key
 
 
 def bare_envelope(properties: Properties, *, now: float) -> Envelope:
-    """Read only what cannot be wrong: enough to settle a message whose headers are broken."""
+    """Read what cannot be invalid: enough to settle a message whose headers are broken."""
     message_id = properties.message_id or None
     published = properties.timestamp
     headers = properties.headers or {}
@@ -149,7 +149,7 @@ def bare_envelope(properties: Properties, *, now: float) -> Envelope:
 def read_envelope(
     properties: Properties, bare: Envelope, *, urgent_queue: str | None = None
 ) -> Envelope:
-    """Read what the publisher, or our own last copy, said about a message.
+    """Read all headers, whether the publisher or our own last copy set them.
 
     Raises InvalidMessageError, whose text names the header or property and never a value.
     """
@@ -169,11 +169,12 @@ def read_envelope(
         trace=read_trace(headers.get("traceparent"), headers.get("tracestate")),
     )
     if DEAD_AT in headers:
-        # It starts anew, but for the count of its copies.
+        # A replayed dead letter starts anew, except for the count of its copies.
         return full
     return full._replace(
         first_delivered_at=_read_moment(headers, FIRST_DELIVERED_AT) or bare.first_delivered_at,
-        # More than the headers say is known of one that is tried again without a copy.
+        # A message that is retried in place, without a copy, has more attempts than its headers
+        # say.
         attempts=max(bare.attempts, _read_count(headers, ATTEMPTS)),
         uncertain_attempts=max(bare.uncertain_attempts, _read_count(headers, UNCERTAIN_ATTEMPTS)),
         turn_at=_read_moment(headers, TURN_AT),
@@ -182,15 +183,15 @@ def read_envelope(
 
 
 def is_from_ladder(headers: dict[str, Any]) -> bool:
-    """Whether a bridge wrote these headers on a retry copy, having checked what the publisher set.
+    """Whether the worker wrote these headers on a retry copy, after checking the publisher's.
 
-    A dead letter that somebody moved back starts anew.
+    A dead letter that was moved back starts anew, so its headers are checked again.
     """
     return ATTEMPTS in headers and DEAD_AT not in headers
 
 
 def _refuse_unknown(headers: dict[str, Any], urgent_queue: str | None) -> None:
-    """Refuse a header that is meant for us and that nobody reads: a misspelt expiry, for one."""
+    """Refuse a header with our prefix that nothing reads, such as a misspelt expiry."""
     for name in headers:
         if name in _KNOWN:
             continue
@@ -207,9 +208,9 @@ def _refuse_unknown(headers: dict[str, Any], urgent_queue: str | None) -> None:
 
 
 def _key_of(message_id: str) -> str:
-    """Return the key of an id: visible ASCII, at most 255 characters, no two ids with one key.
+    """Return the idempotency key of an id: visible ASCII, at most 255 characters, unique per id.
 
-    An id that reads as if it were percent-encoded is percent-encoded itself.
+    An id that looks percent-encoded is itself percent-encoded.
     """
     is_visible = message_id.isascii() and message_id.isprintable() and " " not in message_id
     if is_visible and ("%" not in message_id or _ESCAPE.search(message_id) is None):
@@ -221,10 +222,10 @@ def _key_of(message_id: str) -> str:
 
 
 def read_expiration(properties: Properties, now: float) -> float | None:
-    """Return when the AMQP expiration, in milliseconds from `now`, is over; never raises.
+    """Return when the AMQP expiration, in milliseconds from `now`, ends; never raises.
 
-    `now` is the first delivery, until which the broker itself has counted. The publisher's clock,
-    of which the timestamp is, may be hours off.
+    `now` is the time of the first delivery, because the broker has counted the expiration until
+    then. The timestamp property is not used: the publisher's clock may be hours off.
     """
     expiration = properties.expiration or ""
     if not (expiration.isascii() and expiration.isdigit()):
@@ -240,7 +241,7 @@ def _read_expiry(properties: Properties, headers: dict[str, Any], bare: Envelope
 
 
 def read_moment(headers: dict[str, Any], name: str) -> float | None:
-    """Read a header that holds a moment, as unix seconds; None when it is not there or wrong."""
+    """Read a header that holds a time, as unix seconds; None if it is missing or invalid."""
     try:
         return _read_moment(headers, name)
     except InvalidMessageError:
@@ -281,13 +282,13 @@ def _read_moment(headers: dict[str, Any], name: str) -> float | None:
 
 
 def write_moment(seconds: float) -> str:
-    """Write unix seconds as the text that `to_seconds` reads."""
-    # pamqp writes a float in 32 bits, which would be wrong by up to a minute here.
+    """Format unix seconds as text that `to_seconds` reads."""
+    # pamqp encodes a float in 32 bits, which is off by up to a minute for current times.
     return f"{seconds:.3f}"
 
 
 def to_seconds(value: object) -> float | None:
-    """Read unix seconds, or RFC 3339 with a time zone; None when it is neither."""
+    """Read unix seconds, or RFC 3339 with a time zone; None if it is neither."""
     if isinstance(value, bytes | bytearray):
         value = bytes(value).decode("ascii", "replace")
     if isinstance(value, datetime):

@@ -1,9 +1,9 @@
-"""A map that keeps several values per key, each for a limited time, and at most a fixed number.
+"""A map with several values per key, each kept for a limited time, with a limited total number.
 
-The garbage collector traverses every object that may be part of a cycle, tuples too, and blocks the
-event loop meanwhile: for a tenth of a second if several 100,000 values are kept, each in an object
-of its own. This map makes no object for a value. Large maps have keys and values that are bytes,
-texts or numbers, which the garbage collector does not traverse.
+The garbage collector traverses every object that may be part of a cycle, including tuples, and
+blocks the event loop meanwhile: for 0.1 seconds at several 100,000 values if each has an object of
+its own. This map creates no object per value. Large maps use bytes, strings or numbers as keys and
+values, which the garbage collector does not traverse.
 """
 
 from collections import deque
@@ -14,15 +14,15 @@ MAX_ENTRIES: Final = 100_000
 
 _Key = TypeVar("_Key", bound=Hashable)
 _Value = TypeVar("_Value")
-# Replaces a value that was taken.
+# Marks the place of a value that was taken.
 _TAKEN: Final = object()
 
 
 class ExpiringMap(Generic[_Key, _Value]):
-    """Keeps each value for `seconds`; of more than `most` values, or `MAX_ENTRIES`, the newest.
+    """Keeps each value for `seconds`, and at most `most` (or `MAX_ENTRIES`) values, the newest.
 
-    A key may have several values. Times are those of `clock`. No operation on a key walks along its
-    values, however many it has.
+    A key may have several values. Times are those of `clock`. No operation on a key takes time
+    proportional to the number of its values.
     """
 
     def __init__(
@@ -31,17 +31,17 @@ class ExpiringMap(Generic[_Key, _Value]):
         self._seconds = seconds
         self._clock = clock
         self._most = most
-        # Each value has a place in all three, the oldest first, until it expires. Places are
-        # numbered; `_first` is the number of the first one.
+        # Each value has an entry in all three deques, the oldest first, until it expires. Entries
+        # are numbered; `_first` is the number of the oldest one.
         self._keys: deque[_Key] = deque()
         self._times: deque[float] = deque()
         self._values: deque[_Value | object] = deque()
         self._first = 0
-        # The places of each key's values; a deque if there are several, which is rare.
+        # The numbers of each key's values; a deque if there are several, which is rare.
         self._places: dict[_Key, int | deque[int]] = {}
 
     def __contains__(self, key: _Key) -> bool:
-        """Say whether a key has a value."""
+        """Whether a key has a value."""
         return self._find(key) is not None
 
     def live_keys(self) -> list[_Key]:
@@ -57,12 +57,12 @@ class ExpiringMap(Generic[_Key, _Value]):
         return self._value(found[0] if isinstance(found, deque) else found)
 
     def latest(self, most: int) -> list[tuple[float, _Key, _Value]]:
-        """Return the last `most` values that were added, the newest first, each with its time."""
+        """Return the last `most` values added, the newest first, with their times."""
         self._expire(self._clock())
         places = zip(
             reversed(self._times), reversed(self._keys), reversed(self._values), strict=True
         )
-        # A loop: compiled, a generator is several times slower.
+        # A loop, because a compiled generator is several times slower.
         left: list[tuple[float, _Key, _Value | object]] = []
         for place in places:
             if len(left) == most:
@@ -72,7 +72,7 @@ class ExpiringMap(Generic[_Key, _Value]):
         return cast("list[tuple[float, _Key, _Value]]", left)
 
     def add(self, key: _Key, value: _Value) -> None:
-        """Add a value behind the others of its key."""
+        """Add a value after the others of its key."""
         now = self._clock()
         place = self._first + len(self._keys)
         others = self._places.get(key)
@@ -106,7 +106,7 @@ class ExpiringMap(Generic[_Key, _Value]):
         return cast("list[tuple[_Key, _Value]]", items)
 
     def _find(self, key: _Key) -> int | deque[int] | None:
-        # Most keys are those of first deliveries, and unknown: they cost one look.
+        # Most keys belong to first deliveries and are unknown: they cost a single lookup.
         if key not in self._places:
             return None
         self._expire(self._clock())
@@ -116,7 +116,7 @@ class ExpiringMap(Generic[_Key, _Value]):
         return cast("_Value", self._values[place - self._first])
 
     def _remove_first(self, key: _Key) -> int:
-        """Remove and return the oldest place of a key."""
+        """Remove and return the number of a key's oldest value."""
         places = self._places[key]
         if not isinstance(places, deque):
             del self._places[key]

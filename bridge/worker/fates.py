@@ -1,25 +1,28 @@
-"""What an answer of the SMS API, or the lack of one, means: (status | how it failed) -> fate; pure.
+"""What an answer of the SMS API, or its absence, means: (status | failure) -> fate; pure.
 
-| the API said                                        | fate      | then                           |
+| the API's answer                                    | fate      | then                           |
 |-----------------------------------------------------|-----------|--------------------------------|
 | 2xx                                                 | SENT      | ack                            |
 | 400 413 414 415 422 431 451, other 4xx              | REFUSED   | dead letter `refused`          |
-| 401 402 407 426 511, 3xx, TLS                       | SETUP     | the worker pauses; no attempt  |
-|                                                     |           | is burned; the classifier      |
-| 403 404 405 410 501 505                             | AMBIGUOUS | up the ladder, no attempt is   |
-|                                                     |           | burned; the classifier decides |
-| 408 409 421 425                                     | RETRY     | up the ladder                  |
-| 429                                                 | SLOW_DOWN | the worker slows down; no      |
-|                                                     |           | attempt is burned; classifier  |
-| 503 with Retry-After, 521 523 525 526 530           | RETRY     | up the ladder                  |
-| other 5xx, anything that is no status               | UNCERTAIN | up the ladder with the same    |
-|                                                     |           | key, a few times; or `park`    |
-| nothing; the request never left                     | NOT_SENT  | again at once, then the ladder |
-| nothing; the request may have arrived               | UNCERTAIN | as above                       |
+| 401 402 407 426 511, 3xx, TLS                       | SETUP     | breaker opens; no attempt is   |
+|                                                     |           | counted; the classifier may    |
+|                                                     |           | say otherwise for 401 and 402  |
+| 403 404 405 410 501 505                             | AMBIGUOUS | retry queue; no attempt is     |
+|                                                     |           | counted; the classifier        |
+|                                                     |           | decides                        |
+| 408 409 421 425                                     | RETRY     | retry queue                    |
+| 429                                                 | SLOW_DOWN | the worker waits; no attempt   |
+|                                                     |           | is counted; the classifier may |
+|                                                     |           | say otherwise                  |
+| 503 with Retry-After, 521 523 525 526 530           | RETRY     | retry queue                    |
+| other 5xx, any other status                         | UNCERTAIN | a few retries with the same    |
+|                                                     |           | idempotency key; or `park`     |
+| none; the request was not sent                      | NOT_SENT  | quick retry, then retry queue  |
+| none; the request may have arrived                  | UNCERTAIN | as above                       |
 
-`failure_classifier` may show that 401, 402, 429 or 503 with Retry-After is about one message: then
-that one goes up the ladder alone and burns an attempt. If it is about one sender, only that sender
-waits.
+`FailureClassifier` may find that a 401, 402, 429 or 503 with Retry-After concerns one message. Then
+only that message is retried, and the attempt counts. If the answer concerns one sender, only the
+messages of that sender wait.
 """
 
 from enum import Enum
@@ -27,11 +30,11 @@ from typing import Final, Literal, NamedTuple, assert_never
 
 from bridge.errors import AttemptFault
 
-# Do not import settings here: commands show these reasons in their help, which must be quick.
+# Do not import settings here: commands show these reasons in their help, which must start fast.
 
 
 class Fate(Enum):
-    """What an answer, or the lack of one, means for the message."""
+    """What an answer, or its absence, means for the message."""
 
     SENT = "sent"
     REFUSED = "refused"
@@ -74,30 +77,29 @@ RetryReason = Literal[
     "singled_out",
     "not_before",
 ]
-# Whom an answer speaks of, when that is not everybody.
+# The subject of an answer that does not concern all messages.
 About = Literal["message", "sender"]
-# Why a worker makes a message a dead letter.
+# Reasons for which a worker turns a message into a dead letter.
 WorkersDeadReason = Literal[
     "invalid", "refused", "expired", "exhausted", "uncertain", "internal_error"
 ]
-# `drained`: an operator has moved it there while it waited.
+# `drained`: an operator moved the message there while it waited.
 DeadReason = Literal[WorkersDeadReason, "drained"]
-# What became of a request that is not tried again.
+# The outcome of a request that is not retried.
 FinalOutcome = Literal["sent", "dead"]
-# What became of a delivery: its outcome; or it was given back to the queue, or repeats a request
-# that was sent.
+# The outcome of a delivery. `released`: it was returned to the queue. `dropped`: a repeat of a
+# settled request.
 DeliveryOutcome = Literal[FinalOutcome, "retried", "released", "dropped"]
 
 
 class Answer(NamedTuple):
-    """One attempt's end. `detail` is our own text: nothing that the API wrote is in it.
+    """The result of one attempt. `detail` is our own text and quotes nothing from the API.
 
-    `code` is the API's own word for an error, when it gave one: at most 64 visible characters.
-    `in_part`: a part of the text was taken and another was not, so that it is never sent again.
-    `by_code`: the settings say of that word what it means. `meaning` says so to people, in our
-    words, where the preset explains it.
-    `is_page`: a page for a browser stood behind a status that counts as a yes.
-    `about`: the one message or sender that the answer is about; None when it may be about all.
+    `code` is the API's own error code, if it gave one: at most 64 visible characters. `by_code`:
+    the settings define what that code means. `meaning` is the preset's explanation of it, in our
+    words. `in_part`: a part of the text was accepted and another was not, so it must never be sent
+    again. `is_page`: the body of an accepting answer is an HTML page. `about`: the answer concerns
+    this message or its sender; None if it may concern all.
     """
 
     fate: Fate
@@ -116,7 +118,7 @@ class Answer(NamedTuple):
 
     @property
     def counts_as_outage(self) -> bool:
-        """Whether the service itself looks down: 5xx, time-outs, no connection."""
+        """Whether the answer suggests an outage of the service: 5xx, time-outs, no connection."""
         if self.about is not None:
             return False
         match self.fate:
@@ -133,7 +135,7 @@ class Answer(NamedTuple):
 
     @property
     def ends_pause(self) -> bool:
-        """Whether the service speaks of messages, as it does not while a pause is due."""
+        """Whether the answer, to a probe, shows that the service processes messages again."""
         match self.fate:
             case Fate.SENT | Fate.REFUSED:
                 return True
@@ -148,7 +150,7 @@ class Answer(NamedTuple):
 
     @property
     def may_be_about_one(self) -> bool:
-        """Whether evidence may show that it is about one message or sender, and not about all."""
+        """Whether evidence may show that the answer concerns one message or sender, not all."""
         match self.fate:
             case Fate.SLOW_DOWN:
                 return True
@@ -163,13 +165,13 @@ class Answer(NamedTuple):
 
     @property
     def is_unknown_refusal(self) -> bool:
-        """Whether it refuses with a 4xx and a code of which nobody has said what it means."""
+        """Whether it is a 4xx refusal with a code or status whose meaning is not defined."""
         is_unknown = self.code is not None or self.status not in _SAYS_NO
         return self.fate is Fate.REFUSED and not self.by_code and is_unknown
 
     @property
     def counts_as_overload(self) -> bool:
-        """Whether the service may have had too much at once: 429, 503, 504, time-outs."""
+        """Whether the service may be overloaded: 429, 503, 504, time-outs."""
         return self.about is None and (self.status in _OVERLOADED or self.result == "timeout")
 
 
@@ -227,7 +229,7 @@ def _fault_of_the_setup(status: int) -> PauseReason | None:
 
 
 def judge_failure(fault: AttemptFault) -> Answer:
-    """Turn the lack of an answer into one."""
+    """Turn the absence of an answer into one."""
     match fault:
         case "tls_failed":
             detail = "no trusted TLS connection to the SMS API"

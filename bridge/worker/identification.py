@@ -1,6 +1,6 @@
-"""Identify each delivery: a new message, a repeat, or one that waits for its first.
+"""Identify each delivery as a new message, a repeat, or a repeat of a message in flight.
 
-Asks this process's deduplicator, and the other workers of the queue.
+Uses this process's deduplicator and the answers of the other workers of the queue.
 """
 
 from bridge.worker.cluster.asking import Asker
@@ -14,9 +14,9 @@ from bridge.worker.service.breaker import CircuitBreaker
 
 
 class Identification:
-    """Lets each message be worked on once at a time, and tells the other workers of its end.
+    """Decides whether a delivery may be processed, and reports its end to the other workers.
 
-    `cluster` is None where publishers' duplicates are not looked for at other workers.
+    `cluster` is None if messages published twice are not looked for at other workers.
     """
 
     def __init__(
@@ -38,23 +38,23 @@ class Identification:
         self._breaker = breaker
 
     def stop(self) -> None:
-        """Ask other workers nothing more, and wait for each first message: a drain begins."""
+        """Start a drain: ask other workers nothing more, and wait for messages in flight."""
         self._is_stopping = True
 
     def identity_of(self, delivery: Delivery) -> MessageIdentity:
-        """Return the identity of a delivery: of its id and body, or of its text and number."""
+        """Return the identity of a delivery: by its id and body, or by its text and number."""
         return self._identity_of(delivery.envelope, delivery.body)
 
     async def learn(self, delivery: Delivery) -> None:
-        """Have the deduplicator learn what other workers know of a redelivery."""
+        """Ask the other workers what they know of a redelivery, and pass it to the deduplicator."""
         if not self._is_stopping:
             await self._asker.learn_of(delivery, self.identity_of(delivery))
             delivery.is_asked_for = True
 
     async def identify(self, delivery: Delivery, identity: MessageIdentity) -> Verdict:
-        """Return the verdict on a delivery; `Wait` if its first is in flight and may take long."""
+        """Return the verdict on a delivery; `Wait` if the original may stay in flight for long."""
         if identity.copies:
-            # If a copy is there twice, each of the two may come for the first time.
+            # If a copy was published twice, neither of the two may be marked as redelivered.
             delivery.redelivered = self._repeated_copies.may_be_one(
                 identity, says_so=delivery.redelivered
             )
@@ -77,7 +77,7 @@ class Identification:
     async def _wait_for_first(
         self, delivery: Delivery, identity: MessageIdentity, verdict: Verdict
     ) -> Verdict:
-        # The same delivery once more can only wait for itself.
+        # A redelivery of the delivery in flight has to wait for it in any case.
         may_wait, redelivered = self._may_wait_for_first, delivery.redelivered
         while isinstance(verdict, Wait) and (may_wait or verdict.is_redelivery):
             if verdict.first is None:
@@ -89,7 +89,7 @@ class Identification:
         return verdict
 
     def settle(self, in_flight: InFlight, acceptance: Accepted | None, *, acked: bool) -> None:
-        """Note that a message ended with an acceptance, or was replaced by a copy (None)."""
+        """Note that a message was accepted by the service, or replaced by a copy (None)."""
         identity = in_flight.identity
         self.deduplicator.settle(in_flight, acceptance, acked=acked)
         if identity.copies:
@@ -98,7 +98,7 @@ class Identification:
             self._cluster.end(identity, acceptance)
 
     def release(self, in_flight: InFlight, released: Released, *, is_refused: bool) -> None:
-        """Note how a message goes on that goes back to the queue unsettled.
+        """Remember the state of a message that goes back to the queue unsettled.
 
         `is_refused`: it stays unacked, because the broker refuses its copy.
         """
@@ -111,11 +111,11 @@ class Identification:
 
     @property
     def _may_wait_for_first(self) -> bool:
-        """Whether a repeat may be held until the first message with its id is settled.
+        """Whether a repeat may wait here until the original is settled.
 
-        A drain waits on: a delivery that is released now does not come again while the channel
-        lives, and the next worker would send it again. In a pause few deliveries are held, and a
-        probe is held for up to a minute: a repeat that waited for it would take the place of a
-        delivery that may end the pause.
+        During a drain it waits: the broker redelivers nothing while the channel is open, and the
+        next worker would send the message again. While the breaker is open it does not: few
+        deliveries are prefetched then, a probe may wait for up to a minute, and a repeat of it
+        would take the place of a delivery that could close the breaker.
         """
         return self._is_stopping or self._breaker.paused is None

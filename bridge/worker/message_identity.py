@@ -1,4 +1,4 @@
-"""Which message a delivery is, so that its redelivery is known again."""
+"""The identity of a message, by which a redelivery or a duplicate is recognised."""
 
 import contextlib
 import hashlib
@@ -15,10 +15,11 @@ _DIGEST_BYTES: Final = 16
 
 
 class MessageIdentity(NamedTuple):
-    """One delivery: which message it is, whether its publisher named it, which of its copies.
+    """Which message a delivery carries, and which copy of it.
 
-    `try_of` tells the copies of one publish from those of a later one of the same message. What is
-    known by its text is as good as named.
+    `message` is a digest. `has_id`: it is identified by its publisher's id, or by its text.
+    `try_of` distinguishes the copies of one publish from those of a later publish of the same
+    message.
     """
 
     message: bytes
@@ -31,16 +32,16 @@ IdentityOf = Callable[[Envelope, Body], MessageIdentity]
 
 
 def identity_function(settings: WorkerSettings, *, short_codes: bool) -> IdentityOf:
-    """Return how a message is known: by its id and body, or by its text and number.
+    """Return the function that identifies messages: by id and body, or by text and number.
 
-    `short_codes`: whether they are recipients.
+    `short_codes`: whether short codes are valid recipients.
     """
     if settings.deduplicate_by != "text":
         return identity_of
     reader = RequestReader(settings, short_codes=short_codes)
 
     def by_text(envelope: Envelope, body: Body) -> MessageIdentity:
-        with contextlib.suppress(Exception):  # it is found out again when it is dispatched
+        with contextlib.suppress(Exception):  # invalid: reported when it is sent
             return identity_of_text(envelope, reader.read(body))
         return identity_of(envelope, body)
 
@@ -48,8 +49,8 @@ def identity_function(settings: WorkerSettings, *, short_codes: bool) -> Identit
 
 
 def pack_identity(identity: MessageIdentity) -> bytes:
-    """Pack an identity for large maps; equal identities are equal bytes."""
-    # The copies and the try are of headers, where a publisher may have written anything.
+    """Pack an identity into bytes for large maps; equal identities give equal bytes."""
+    # `copies` and `try_of` come from headers, which a publisher may have set to anything.
     try_of = identity.try_of.encode("utf-8", "surrogatepass")
     return b"%d %d %d %b%b" % (
         identity.has_id,
@@ -61,7 +62,7 @@ def pack_identity(identity: MessageIdentity) -> bytes:
 
 
 def unpack_identity(packed: bytes) -> MessageIdentity:
-    """Read what `pack_identity` wrote."""
+    """Reverse `pack_identity`."""
     has_id, copies, length, rest = packed.split(b" ", 3)
     end = int(length)
     try_of = rest[:end].decode("utf-8", "surrogatepass")
@@ -69,7 +70,7 @@ def unpack_identity(packed: bytes) -> MessageIdentity:
 
 
 def identity_of(envelope: Envelope, body: Body) -> MessageIdentity:
-    """Make the identity of a delivery. An id that is used for two bodies names two messages."""
+    """Identify a message by id and body; one id with two bodies names two messages."""
     has_id = envelope.message_id is not None
     name = f"({envelope.message_id!a}, {None if has_id else envelope.published_at!a})"
     digest = hashlib.blake2b(name.encode() + b"\0", digest_size=_DIGEST_BYTES)
@@ -78,7 +79,7 @@ def identity_of(envelope: Envelope, body: Body) -> MessageIdentity:
 
 
 def identity_of_text(envelope: Envelope, request: SendRequest) -> MessageIdentity:
-    """Make the identity of a delivery where equal requests are one message, whatever their ids."""
+    """Identify a message by recipient, sender, text and extra fields, whatever its id."""
     members = [request.to, request.sender, request.text, request.model_extra]
     written = json.dumps(members, sort_keys=True).encode()
     message = hashlib.blake2b(written, digest_size=_DIGEST_BYTES).digest()

@@ -1,6 +1,6 @@
-"""What becomes of a delivery: sent, again later by the ladder, or dead; pure.
+"""Decide the outcome of a delivery: sent, retried or dead; pure.
 
-`fates` says what an answer means; this weighs it against the attempts that the message has had.
+`fates` interprets an answer; this module weighs it against the attempts of the message.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Policy:
 
     @classmethod
     def of(cls, settings: WorkerSettings) -> "Policy":
-        """Make the policy of a worker."""
+        """Create the policy from a worker's settings."""
         return cls(
             max_attempts=settings.max_attempts,
             max_uncertain_attempts=settings.max_uncertain_attempts,
@@ -30,14 +30,14 @@ class Policy:
         )
 
     def is_last_try(self, *, attempts: int, uncertain_attempts: int) -> bool:
-        """Whether the next failure may make a message with these attempts a dead letter."""
+        """Whether one more failure may turn a message with these attempts into a dead letter."""
         return (
             attempts + 1 >= self.max_attempts
             or uncertain_attempts + 1 >= self.max_uncertain_attempts
         )
 
     def delay_for(self, attempts: int, *, at_least_seconds: float = 0) -> float:
-        """Return the ladder's step after so many attempts, or a longer one if that is asked for."""
+        """Return the retry delay after `attempts` attempts, or the next that is long enough."""
         step = self.retry_delays_seconds[min(attempts, len(self.retry_delays_seconds)) - 1]
         if step >= at_least_seconds:
             return step
@@ -45,23 +45,23 @@ class Policy:
         return fitting[0] if fitting else self.retry_delays_seconds[-1]
 
     def longest_within(self, seconds: float) -> float:
-        """Return the longest step of the ladder that ends in time, the first one if none does."""
+        """Return the longest retry delay within `seconds`, the shortest delay if none is."""
         fitting = [step for step in self.retry_delays_seconds if step <= seconds]
         return fitting[-1] if fitting else self.retry_delays_seconds[0]
 
 
 class Sent(NamedTuple):
-    """The API accepted it."""
+    """The API accepted the message."""
 
     status: int
     provider_id: str | None = None
 
 
 class Retried(NamedTuple):
-    """A copy waits on the ladder; `burned` says whether an attempt was used up.
+    """A copy waits in a retry queue; `burned` says whether the attempt counts.
 
-    `uncertain` says whether it may have been sent, and counts even if no attempt was burned.
-    `code` is the API's own for its error, `meaning` what it says, in our words.
+    `uncertain`: the message may have been sent; this is counted separately, even if the attempt is
+    not. `code` is the API's own error code, `meaning` the preset's explanation of it.
     """
 
     reason: RetryReason
@@ -75,7 +75,7 @@ class Retried(NamedTuple):
 
 
 class Dead(NamedTuple):
-    """It goes to the dead-letter queue; `burned` says whether the last attempt counts."""
+    """The message moves to the dead-letter queue; `burned` says whether the last attempt counts."""
 
     reason: DeadReason
     detail: str
@@ -90,7 +90,7 @@ Outcome = Sent | Retried | Dead
 
 
 def name_of(outcome: Outcome) -> Literal["sent", "retried", "dead"]:
-    """Name an outcome, as metrics and logs do."""
+    """Return the name of an outcome in metrics and logs."""
     match outcome:
         case Sent():
             return "sent"
@@ -101,7 +101,7 @@ def name_of(outcome: Outcome) -> Literal["sent", "retried", "dead"]:
 
 
 def attempts_after(attempts: int, outcome: Outcome | None) -> int:
-    """Count the attempts of a message that had `attempts` before this outcome; a repeat is None."""
+    """Return the number of attempts including this outcome; None is a repeat."""
     if outcome is None:
         return attempts
     return attempts + (isinstance(outcome, Sent) or outcome.burned)
@@ -112,8 +112,8 @@ def decide(
 ) -> Outcome:
     """Turn the answer to a delivery's attempt into its outcome.
 
-    `attempts` and `uncertain_attempts` are those before this one. SETUP, AMBIGUOUS and SLOW_DOWN
-    burn nothing, for the fault need not be the message's, unless evidence shows that it is.
+    `attempts` and `uncertain_attempts` do not include this one. SETUP, AMBIGUOUS and SLOW_DOWN
+    count no attempt, because the fault need not be the message's, unless `about` says that it is.
     """
     if answer.about == "message":
         return _try_again_if_any_left("singled_out", answer, policy, attempts)
@@ -125,7 +125,7 @@ def decide(
         case Fate.SETUP | Fate.AMBIGUOUS | Fate.SLOW_DOWN:
             return put_off_for(answer, policy)
         case Fate.UNCERTAIN:
-            # What has arrived of a text in several parts would arrive twice.
+            # The accepted parts of the text would arrive twice.
             park = park or answer.in_part
             is_last = park or uncertain_attempts + 1 >= policy.max_uncertain_attempts
             if is_last or attempts + 1 >= policy.max_attempts:
@@ -191,10 +191,11 @@ def put_off(
     times: int = 1,
     answer: Answer | None = None,
 ) -> Retried:
-    """Send a delivery up the ladder without burning an attempt, for an answer if there was one.
+    """Send a delivery to a retry queue without counting an attempt.
 
-    It goes to the step that `times` says, or to one that lasts for `wait_seconds` if that is
-    longer, but not for more than twice as long: one that comes back too early is put off again.
+    The delay is that of the `times`-th retry, or a longer one to cover `wait_seconds`. It is at
+    most twice `wait_seconds` if a shorter delay exists: a delivery that returns too early is put
+    off again.
     """
     step = policy.delay_for(times, at_least_seconds=wait_seconds)
     if wait_seconds and step > 2 * wait_seconds:
@@ -213,7 +214,7 @@ def put_off(
 
 
 def put_off_for(answer: Answer, policy: Policy, *, times: int = 1) -> Retried:
-    """Send a delivery up the ladder for an answer that is not to burn an attempt."""
+    """Send a delivery to a retry queue for an answer that does not count as an attempt."""
     return put_off(
         _reason_to_put_off(answer.fate),
         policy,

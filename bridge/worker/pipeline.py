@@ -1,7 +1,7 @@
-"""The way of a delivery, one step after the other: identify, wait until allowed, send, settle.
+"""The path of one delivery: identify, wait until allowed, send, settle.
 
-`consumer` and `held` take each delivery from the wire and begin a task, in which
-`Pipeline.process` runs.
+`Consumer` and `HeldDeliveries` read each delivery from the connection and start a task that runs
+`Pipeline.process`.
 """
 
 import asyncio
@@ -26,15 +26,17 @@ from bridge.worker.spans import WorkerSpans
 
 log = Log(__name__)
 
-# A longer step of the retry ladder is cut to this where a message keeps its place: the broker waits
-# 30 minutes for an ack (consumer_timeout), and others may be held behind it.
+# In ordered mode a wait between two attempts is cut to this. The message stays unacked while it
+# waits, the broker allows 30 minutes for an ack (consumer_timeout), and other messages may queue
+# behind it.
 MOST_WAIT_SECONDS: Final = 600.0
 
 
 class Pipeline:
-    """Takes one delivery from its identification to its ack.
+    """Processes one delivery from its identification to its ack.
 
-    `spans` is None where none are exported. `short_codes`: whether they are recipients.
+    `spans` is None if no spans are exported. `short_codes`: whether short codes are valid
+    recipients.
     """
 
     def __init__(
@@ -59,9 +61,10 @@ class Pipeline:
         self._is_ordered = settings.ordering == "recipient"
 
     async def process(self, delivery: Delivery) -> None:
-        """Send one message, or store what replaces it, and ack it when that is confirmed.
+        """Send one message, or publish its replacement, and ack it once that is confirmed.
 
-        Raises `BrokerError` or `CancelledError` where it stays unacked, and so comes again.
+        Raises `BrokerError` or `CancelledError` if the delivery stays unacked; the broker then
+        delivers it again.
         """
         if self._spans is not None:
             self._spans.begin(delivery)
@@ -78,10 +81,10 @@ class Pipeline:
             case Wait():
                 await self._put_off_repeat(delivery, identity)
 
-    # A new message
+    # New messages
 
     async def _send_and_store(self, delivery: Delivery, new: New) -> Outcome:
-        """Send a message, unless its outcome is decided already, and store what replaces it."""
+        """Send a message, unless its outcome is decided, and publish its replacement, if any."""
         outcome = recalled = _go_on_with(delivery, new.released)
         try:
             if outcome is None:
@@ -98,7 +101,7 @@ class Pipeline:
         return outcome
 
     async def _send(self, delivery: Delivery) -> Outcome:
-        """Read a message and send it when that is allowed; any fault of it becomes an outcome."""
+        """Parse and send a message; an invalid message or a bug becomes an outcome."""
         try:
             delivery.envelope = self._read_envelope(delivery)
             request = self._reader.read(delivery.body)
@@ -107,15 +110,16 @@ class Pipeline:
             return Dead(reason="invalid", detail=str(error))
         except BrokerError:
             raise
-        except Exception as error:  # a bug of ours must not hold the message for ever
+        except Exception as error:  # a bug of ours must not keep the message unacked for ever
             log.exception("internal_error", message_id=delivery.envelope.key)
             name = type(error).__name__
             return Dead(reason="internal_error", detail=f"a bug in the bridge: {name}")
 
     def _settle(self, delivery: Delivery, new: New, outcome: Outcome) -> float:
-        """Ack a message that is sent or replaced; return when, in unix seconds."""
+        """Ack a message that was sent or replaced; return the time in unix seconds."""
         acked = self._settler.ack(delivery, outcome)
-        # The ack leaves at the end of this turn of the event loop; the next POST is after it.
+        # The ack is written at the end of this event loop iteration. Freeing the slot after that
+        # keeps the next POST behind the ack.
         asyncio.get_running_loop().call_soon(delivery.free_slot)
         at = time.time()
         acceptance = accepted(delivery.envelope, outcome, at)
@@ -125,12 +129,12 @@ class Pipeline:
     def _release(
         self, delivery: Delivery, new: New, outcome: Outcome | None, *, is_refused: bool
     ) -> None:
-        """Remember how a message goes on that is not settled."""
+        """Remember the state of a message that goes back to the queue unsettled."""
         released = Released(
             delivery.envelope,
             _rest_of(delivery, outcome),
             delivery.replacement,
-            # A try is counted when its wait is over.
+            # An interrupted wait is resumed; its attempt is counted when the wait is over.
             waits_in_place=self._is_ordered and _is_tried_again(outcome),
         )
         delivery.free_slot()
@@ -143,10 +147,11 @@ class Pipeline:
     async def _wait_for_next_try(
         self, delivery: Delivery, outcome: Retried, *, is_reported: bool
     ) -> None:
-        """Wait as long as on the ladder, but in place: later messages of the key wait behind it.
+        """Wait for the next attempt without releasing the message, so that its key stays in order.
 
-        A pause, in which nothing was posted, is no try to report. `is_reported`: the try was, and
-        its wait was cut short. Raises BrokerError when the delivery goes back to the queue.
+        The wait is as long as on the retry queues. The attempt that just failed is reported, unless
+        nothing was posted or `is_reported` says that it was reported before an interrupted wait.
+        Raises BrokerError if the delivery goes back to the queue.
         """
         delivery.free_slot()
         was_posted = outcome.burned or outcome.status is not None
@@ -160,12 +165,12 @@ class Pipeline:
         with delivery.waits("next_try"):
             await asyncio.sleep(min(outcome.delay_seconds, MOST_WAIT_SECONDS))
 
-    # A repeat
+    # Repeats
 
     async def _settle_repeat(
         self, delivery: Delivery, identity: MessageIdentity, first: Accepted | None
     ) -> None:
-        """Ack a repeat of a settled message, and answer it as the first was."""
+        """Ack a repeat of a settled message, and publish the outcome of the original in reply."""
         acked = self._settler.ack(delivery, None)
         self._deduplicator.note_repeat(identity, acked=acked)
         await self._announcer.answer_repeat(
@@ -173,7 +178,7 @@ class Pipeline:
         )
 
     async def _put_off_repeat(self, delivery: Delivery, identity: MessageIdentity) -> None:
-        """Replace a repeat by a copy that comes when its first may be settled."""
+        """Replace a repeat by a retry copy; the original may be settled when it comes back."""
         released = self._deduplicator.take_released_repeat(
             identity, redelivered=delivery.redelivered
         )
@@ -199,7 +204,7 @@ class Pipeline:
 
 
 def _go_on_with(delivery: Delivery, released: Released | None) -> Outcome | None:
-    """Restore the state of a delivery that was released before; return its outcome if decided."""
+    """Restore the state of a delivery that was released before; return its outcome, if decided."""
     if released is None:
         return None
     delivery.envelope, delivery.replacement = released.envelope, released.replacement
@@ -207,12 +212,12 @@ def _go_on_with(delivery: Delivery, released: Released | None) -> Outcome | None
 
 
 def _is_tried_again(outcome: Outcome | None) -> TypeGuard[Retried]:
-    """Say whether there is another try; a message that is not due yet has no place in the order."""
+    """Whether another attempt follows; a message that is not due yet has no place in the order."""
     return isinstance(outcome, Retried) and outcome.reason != "not_before"
 
 
 def _rest_of(delivery: Delivery, outcome: Outcome | None) -> Outcome | None:
-    """Shorten a wait for the next try by the time that has passed, however often it is cut."""
+    """Shorten the wait before the next attempt by the time already waited."""
     waited_seconds = delivery.waited_seconds.get("next_try")
     if waited_seconds is None or not _is_tried_again(outcome):
         return outcome

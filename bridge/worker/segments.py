@@ -1,4 +1,4 @@
-"""How long a text is in SMS: its encoding, and how many segments it takes."""
+"""Encoding of an SMS text, and the number of segments it takes."""
 
 import re
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ Encoding = Literal["gsm7", "ucs2"]
 
 
 def count_segments(text: str) -> tuple[Encoding, int]:
-    """Say how a text is encoded and how many SMS it takes.
+    """Return the encoding of a text and the number of its segments.
 
-    A part of a long text has less room, for its header, and no character is split over two.
+    A segment of a longer text has less room, because of its header, and no character is split.
     """
-    # Most texts are short and plain, and to look at each character costs many times as much.
+    # Fast path: most texts are short and plain, and checking each character is many times slower.
     if len(text) <= 160 and _ONE_PLACE_EACH.fullmatch(text):  # noqa: PLR2004
         return "gsm7", 1
     if _GSM7.fullmatch(text):

@@ -1,6 +1,7 @@
-"""Which messages were accepted lately, here and by peers, and how: what makes another one a repeat.
+"""A TTL cache of the messages that the SMS service has accepted, here and at other workers.
 
-Of a message that was sent again after the window the last acceptance counts.
+It recognises repeats, and answers them as the original was answered. If a message was sent again
+after the deduplication window, the last acceptance counts.
 """
 
 import math
@@ -11,17 +12,18 @@ from typing import Final, NamedTuple
 
 from bridge.ttl_cache import TtlCache
 
-# How long a message that was sent here, or replaced by a copy, is known by its id.
+# How long a message that was sent or replaced here is recognised by its id.
 SENT_SECONDS: Final = 900.0
-# Of more, the newest are known: of what was sent here, and of what peers have sent.
+# At least this many of the newest entries are kept: of messages sent here, and of messages that
+# other workers reported.
 LEAST_OWN: Final = 100_000
 LEAST_TOLD: Final = 200_000
-# By so much the ages may differ that are told of one acceptance, by several or again.
+# The ages reported for one acceptance, by several workers or repeatedly, differ by less than this.
 TOLD_AGAIN_SECONDS: Final = 1.0
 
 
 class Accepted(NamedTuple):
-    """How a message was accepted: what a repeat of it is answered. `at` is in unix seconds."""
+    """How a message was accepted, which answers its repeats. `at` is in unix seconds."""
 
     attempts: int
     status: int
@@ -33,7 +35,7 @@ _NUMBERS: Final = struct.Struct(">QHd")
 
 
 def _pack(accepted: Accepted) -> bytes:
-    # There are many, and this is half of what the tuple takes.
+    # Half the memory of the tuple; there are up to 450,000 of them.
     numbers = _NUMBERS.pack(accepted.attempts, accepted.status, accepted.at)
     return numbers + (accepted.provider_id or "").encode()
 
@@ -44,10 +46,10 @@ def _unpack(packed: bytes) -> Accepted:
 
 
 class SentMessages:
-    """Remembers acceptances by the digest of the message; bounded in entries and in time.
+    """Remembers acceptances by the digest of the message, limited in number and time.
 
-    `window_seconds`: for how long one that was published again is a repeat; None is
-    `SENT_SECONDS`. What the broker delivers again is known for `SENT_SECONDS` in any case.
+    `window_seconds`: how long an equal message from the publisher is a repeat; None means
+    `SENT_SECONDS`. Redeliveries are recognised for at least `SENT_SECONDS`.
     """
 
     def __init__(self, clock: Callable[[], float], *, window_seconds: float | None = None) -> None:
@@ -57,19 +59,19 @@ class SentMessages:
         self._told = TtlCache(self._window_seconds, clock, min_size=LEAST_TOLD)
 
     def __contains__(self, message: bytes) -> bool:
-        """Say whether a message was accepted here."""
+        """Whether a message was accepted here."""
         return self._own.get(message) is not None
 
     def add(self, message: bytes, accepted: Accepted) -> None:
-        """Remember what was accepted here."""
+        """Remember a message that was accepted here."""
         self._own.add(message, _pack(accepted))
 
     def is_any_younger_than(self, seconds: float) -> bool:
-        """Say whether anything was accepted here so lately."""
+        """Whether any message was accepted here within the last `seconds`."""
         return self._own.is_any_younger_than(seconds)
 
     def learn(self, message: bytes, attempts: int, status: int, at: float, age: float) -> None:
-        """Remember what a peer says was accepted there: at which moment, so many seconds ago."""
+        """Remember a message that another worker reports as accepted, `age` seconds ago."""
         if self._told.get(message, within_seconds=age + TOLD_AGAIN_SECONDS) is None:
             self._told.add(message, _NUMBERS.pack(attempts, status, at), age_seconds=age)
 
@@ -79,7 +81,7 @@ class SentMessages:
         return None if packed is None else _unpack(packed)
 
     def find(self, message: bytes, *, redelivered: bool) -> Accepted | None:
-        """Return how the first was accepted of which another delivery is a repeat."""
+        """Return how the original of a delivery was accepted; None if the delivery is no repeat."""
         window = math.inf if redelivered else self._window_seconds
         packed = self._own.get(message, within_seconds=window)
         if packed is None:
@@ -87,18 +89,19 @@ class SentMessages:
         return None if packed is None else _unpack(packed)
 
     def latest(self, most: int) -> Iterator[tuple[bytes, Accepted]]:
-        """Return the last that were accepted, here and by peers, the newest first.
+        """Yield the last `most` acceptances, here and at other workers, the newest first.
 
-        They are looked up as they are taken, which is most of what they cost.
+        Values are looked up while iterating, which is most of the cost.
         """
         both = [*self._own.latest(most), *self._told.latest(most)]
-        # By the moment. What is in order already, as most of it is, costs little.
+        # By time. Both lists are sorted already, so sorting is cheap.
         both.sort(key=itemgetter(0), reverse=True)
         window = self._window_seconds
         found = (
             (message, packed)
             for _, message in both[:most]
-            # Sent here and by a peer, each has its own moment; some are forgotten by then.
+            # A message sent here and by another worker is in both; either entry may have expired by
+            # now.
             for packed in (self._own.get(message, within_seconds=window), self._told.get(message))
             if packed is not None
         )

@@ -1,4 +1,4 @@
-"""A stretch of consuming on one channel, on which its deliveries are acked."""
+"""One period of consuming on one channel; its deliveries can only be acked on that channel."""
 
 import asyncio
 import math
@@ -9,12 +9,12 @@ from bridge.amqp.wire import Wire
 
 
 class Session:
-    """One stretch of consuming on one channel; over when nothing can be acked on it any more.
+    """A period of consuming on one channel. It is over when nothing can be acked on it any more.
 
-    `prefetches`: the sum of the prefetches of its consumers of each queue. `tags`: the consumer tag
-    of each queue that is consumed now. `held`: how many of its deliveries are not settled yet.
-    `last_ack_at` is a time of the event loop. `is_leaving`: nothing more of it is begun, so that it
-    can end. `has_failed`: the broker does not answer on it.
+    `prefetches`: for each queue, the sum of the prefetches of all consumers registered so far.
+    `tags`: the current consumer tag of each queue. `held`: number of deliveries with a running
+    task. `last_ack_at` is in event loop time. `is_leaving`: no new delivery is started, so that the
+    session can end. `has_failed`: the broker does not answer on the channel.
     """
 
     def __init__(self, channel: Channel, wire: Wire) -> None:
@@ -36,24 +36,24 @@ class Session:
 
     @property
     def most_unacked(self) -> int:
-        """How many of its deliveries may be unacked, as the broker sees it.
+        """Upper bound of the deliveries that the broker considers unacked.
 
-        Of each queue no more than the prefetch, and no more than were made: the prefetch of a queue
-        that delivers little puts no acks of the other in doubt.
+        For each queue this is the prefetch or the number of deliveries, whichever is lower. An idle
+        queue therefore does not make acks of the other queue doubtful.
         """
         prefetches = self.prefetches.items()
         return sum(min(most, self._delivered.get(queue, 0)) for queue, most in prefetches)
 
     def note_consumer(self, queue: str, prefetch: int) -> None:
-        """Note a consumer; the deliveries of an earlier one are no part of its prefetch."""
+        """Note a consumer; deliveries of an earlier consumer do not count towards its prefetch."""
         self.prefetches[queue] = self.prefetches.get(queue, 0) + prefetch
 
     def note_delivery(self, queue: str) -> None:
-        """Note that a queue has made a delivery on it."""
+        """Note that a queue has made a delivery on this session."""
         self._delivered[queue] = self._delivered.get(queue, 0) + 1
 
     def ack(self, tag: int) -> bool:
-        """Write an ack, or return False: the broker delivers the message again."""
+        """Write an ack; return False if it cannot be, so that the message is redelivered."""
         if self.is_over or self.has_failed or self.channel.is_closed:
             return False
         self.last_ack_at = asyncio.get_running_loop().time()
@@ -61,11 +61,12 @@ class Session:
         return True
 
     async def until_heard_from(self, *, changed: asyncio.Event) -> None:
-        """Return when the broker has answered on it, so has read every ack, or it is over.
+        """Return when the broker has read every ack that was written, or when the session is over.
 
-        Without an answer in time it `has_failed`, and `changed` is set, so that its consumer ends.
+        If the broker does not answer in time, set `has_failed` and `changed`, which end the
+        consumer.
         """
-        # In a task of its own: a closing channel cancels what waits on it.
+        # In a separate task: a channel that closes cancels the tasks that wait on it.
         answer = asyncio.ensure_future(self.wire.acks_read(self.channel))
         try:
             await asyncio.wait({answer}, timeout=RPC_TIMEOUT_SECONDS)

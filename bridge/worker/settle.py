@@ -1,8 +1,8 @@
-"""Settle a delivery: publish what replaces it, have that confirmed, report it, ack.
+"""Settle a delivery: publish its replacement, wait for the confirm, log the outcome, ack.
 
-This is the only place that acks what is sent, and nothing is ever nacked: `basic.nack` (until
-RabbitMQ 4.3) and a closed channel raise a quorum queue's delivery count, and a message that is over
-the limit is dropped.
+No other module acks a message that was sent, and nothing is ever nacked: `basic.nack` (until
+RabbitMQ 4.3) and a closed channel increment a quorum queue's delivery count, and the queue drops a
+message whose count exceeds the limit.
 """
 
 import asyncio
@@ -37,33 +37,33 @@ from bridge.worker.spans import end_delivery
 
 log = Log(__name__)
 
-# The wait that spreads retries: at most this share of their step, and no longer than a second.
+# Upper bound of the random wait that spreads retries: a share of their delay, at most 1 second.
 JITTER_SHARE: Final = 0.2
 MAX_JITTER_SECONDS: Final = 1.0
-# Shorter waits are left out of the log and the metric: they made no message late.
+# Shorter waits are left out of the log and the metric, because they delay no message noticeably.
 MIN_WAITED_SECONDS: Final = 0.001
-# Between two tries of a copy that the broker does not take: doubled each time, up to the second.
+# Wait between two attempts to publish a copy: doubled after each attempt, up to the maximum.
 FIRST_WAIT_SECONDS: Final = 0.5
 MAX_WAIT_SECONDS: Final = 5.0
-# A broker that accepts messages will not confirm later than this: the confirm is lost.
+# A broker that accepts messages confirms within this time; after it the confirm is lost.
 MAX_UNCONFIRMED_SECONDS: Final = 300.0
-# When the broker has ended the connection so often at one copy that was published alone, the copy
-# is the cause.
+# If the broker closes the connection this often for a copy that is published alone, it refuses that
+# copy.
 MAX_CONNECTIONS_ENDED: Final = 3
 
 
 class StorageWatch(Protocol):
-    """Stops all sending while the broker does not store a copy; the circuit breaker does."""
+    """Stops all sending while the broker does not store a copy; `CircuitBreaker` does this."""
 
     def block(self, queue: str, fault: PublishFault) -> None:
-        """Take and send nothing more: a copy for this queue is not stored."""
+        """Stop consuming and sending: the broker does not store a copy in this queue."""
 
     def unblock(self) -> None:
-        """Go on: no copy is waited for any more."""
+        """Resume: no copy is waiting to be stored any more."""
 
 
 class _OutcomeCounters:
-    """The counters of one queue, so that none is looked up by its labels for each message."""
+    """Metrics of one queue, resolved once instead of for each message."""
 
     def __init__(self, queue: str, metrics: WorkerMetrics) -> None:
         self.processed = {pair: metrics.processed.labels(queue, *pair) for pair in PROCESSED}
@@ -75,12 +75,12 @@ class _OutcomeCounters:
 
 
 class Settler:
-    """Settles each delivery: publishes what replaces it, acks it, reports it.
+    """Settles each delivery: publishes its replacement, acks it, logs and counts its outcome.
 
-    `queue_missing` is set when there is no queue for a copy. A copy that was in flight when the
-    broker ended the channel may be the cause: it is published again on a channel of its own, where
-    the broker's answer is about this copy alone. A large copy is from the first, and so is one as
-    large as another that the broker has refused.
+    `queue_missing` is set when the queue for a copy does not exist. If the broker closes the
+    channel, any copy in flight may be the cause. Each is therefore published again on a channel of
+    its own, where the broker's answer can only concern that copy. Large copies, and copies as large
+    as a refused one, use a channel of their own from the start.
     """
 
     def __init__(
@@ -110,11 +110,11 @@ class Settler:
         self.queue_missing = asyncio.Event()
 
     async def replace(self, delivery: Delivery, outcome: Outcome) -> None:
-        """Publish the copy that an outcome asks for, and return when it is confirmed.
+        """Publish the copy that an outcome requires, and return when it is confirmed.
 
-        The delivery stays held while the broker takes nothing. Raises BrokerError when its session
-        is over: then the broker delivers the message again. Raises CopyRefusedError when the broker
-        refuses this copy for itself.
+        Retries for as long as the broker does not store it. Raises BrokerError if the session is
+        over, so that the broker redelivers the message, and CopyRefusedError if the broker refuses
+        this copy.
         """
         if isinstance(outcome, Sent):
             return
@@ -127,13 +127,14 @@ class Settler:
             self._counters[delivery.queue].stored.inc()
 
     def hurry(self) -> None:
-        """Leave out waits that only serve to spread load: the worker stops."""
+        """Skip waits that only spread load: the worker is stopping."""
         self._hurried.set()
 
     async def _spread(self, delay_seconds: float) -> None:
-        """Let messages that failed together come back apart; a queue's TTL has no jitter.
+        """Wait for a random time, so that messages that failed together do not return together.
 
-        The wait comes before the copy, so that a worker whose requests fail slows down as well.
+        A retry queue's TTL has no jitter. The wait comes before publishing, so that it also slows
+        down a worker whose requests fail.
         """
         jitter = random.uniform(0, min(delay_seconds * JITTER_SHARE, MAX_JITTER_SECONDS))  # noqa: S311
         try:
@@ -145,8 +146,8 @@ class Settler:
     async def _store(self, delivery: Delivery, outcome: Retried | Dead) -> None:
         """Publish a delivery's copy until the broker has confirmed it.
 
-        A copy that may yet be confirmed is waited for, and not published anew: the broker would
-        store both.
+        While a confirm may still arrive, the copy is not published again: the broker would store
+        both.
         """
         wait, clock = FIRST_WAIT_SECONDS, asyncio.get_running_loop().time
         give_up_at = clock() + MAX_UNCONFIRMED_SECONDS
@@ -167,11 +168,12 @@ class Settler:
                 if delivery.is_stale:
                     raise BrokerError("the channel is gone")
                 if self._publisher.is_blocked:
-                    # The broker has not read yet what is written.
+                    # The broker has not read the written frames yet.
                     give_up_at = clock() + MAX_UNCONFIRMED_SECONDS
                 elif clock() >= give_up_at:
                     give_up_at = clock() + MAX_UNCONFIRMED_SECONDS
-                    # Its own copy, or one of an earlier delivery that another worker has now.
+                    # The copy may be that of an earlier delivery of the message, which another
+                    # worker has now.
                     self._publisher.abandon(delivery.envelope.id_of_copies)
                     _forget_copy(delivery)
                     continue
@@ -215,7 +217,7 @@ class Settler:
             raise CopyRefusedError(refusal.why)
 
     async def _try(self, tries: "_Tries") -> PublishError | None:
-        """Publish the copy, unless there is one that may yet be confirmed, and wait for that."""
+        """Publish the copy, unless its confirm may still arrive, and wait for the confirm."""
         delivery, alone = tries.delivery, tries.is_alone
         try:
             async with self._publisher.deadline_for(delivery.body, alone=alone) as deadline:
@@ -230,7 +232,7 @@ class Settler:
 
     async def _write(self, tries: "_Tries", deadline: float) -> Publication:
         delivery, queue = tries.delivery, tries.queue
-        # Anew for each try: another broker may take less in a frame.
+        # Built for each attempt: the frame size limit may differ after a reconnect.
         properties = self._make_properties(delivery, tries.outcome)
         written: Publication
         if tries.is_alone:
@@ -252,7 +254,7 @@ class Settler:
     def _make_properties(self, delivery: Delivery, outcome: Retried | Dead) -> Properties:
         envelope = count_attempt(delivery.envelope, outcome)
         if delivery.is_stale:
-            # Another worker may have settled it, if this process was frozen for a while.
+            # If this process was frozen for a while, another worker may have settled the message.
             envelope = envelope._replace(has_been_copied=True)
         return copy_properties(
             delivery.properties,
@@ -266,24 +268,24 @@ class Settler:
     # The end of a delivery
 
     def ack(self, delivery: Delivery, outcome: Outcome | None) -> bool:
-        """Ack a delivery that is replaced, or sent, or (None) a repeat of one that is.
+        """Ack a delivery that was sent or replaced, or is a repeat (None).
 
-        Returns False when its session is over: the broker delivers it again, and the deduplicator
-        must know it then.
+        Returns False if its session is over. The broker then redelivers the message, and the
+        deduplicator must recognise it.
         """
         self._report(delivery, outcome)
         return delivery.session.ack(delivery.tag)
 
     def report_try(self, delivery: Delivery, outcome: Retried) -> None:
-        """Report a try of a delivery that is held until its next one."""
+        """Log and count an attempt of a delivery that waits here for the next one."""
         self._count(delivery, name_of(outcome), outcome.reason, outcome)
 
     def report_given_back(self, delivery: Delivery) -> None:
-        """Report a delivery that goes back to the queue, because we stop or its channel is gone."""
+        """Log and count a delivery that returns to the queue: a drain, or a lost channel."""
         self._count(delivery, "released", "shutdown", None)
 
     def report_refused(self, delivery: Delivery) -> None:
-        """Report a delivery that stays unacked, because the broker refuses its copy."""
+        """Log and count a delivery that stays unacked because the broker refuses its copy."""
         self._count(delivery, "released", "copy_refused", None)
 
     def _report(self, delivery: Delivery, outcome: Outcome | None) -> None:
@@ -299,7 +301,7 @@ class Settler:
     def _count(
         self, delivery: Delivery, name: DeliveryOutcome, reason: str, outcome: Outcome | None
     ) -> int:
-        """Count and log an end, and return how many attempts the message has had."""
+        """Count and log the end of a delivery; return the number of attempts of the message."""
         held = delivery.held_seconds
         attempts = attempts_after(delivery.envelope.attempts, outcome)
         counters = self._counters[delivery.queue]
@@ -326,7 +328,7 @@ class Settler:
         return attempts
 
     def _count_waits(self, delivery: Delivery) -> dict[WaitCause, float] | None:
-        """Count what a delivery has waited for, and return it for the log."""
+        """Record the waits of a delivery in the metric, and return them for the log."""
         waited = {
             cause: shown_seconds(seconds)
             for cause, seconds in delivery.waited_seconds.items()
@@ -338,9 +340,10 @@ class Settler:
 
 
 class _Tries:
-    """The tries of one copy.
+    """The attempts to publish one copy.
 
-    `refusals_before`: how often the broker had ended the publishing channel before the first.
+    `refusals_before`: how often the broker had closed the publishing channel before the first
+    attempt.
     """
 
     def __init__(
@@ -360,13 +363,13 @@ class _Tries:
         self._connections_ended = 0
 
     def proves(self, refusal: Refusal) -> bool:
-        """Say whether this refusal, after those before it, shows that the copy is the cause."""
+        """Whether this refusal, together with earlier ones, proves that the copy is the cause."""
         self._connections_ended += 1
         return refusal.is_certain or self._connections_ended >= MAX_CONNECTIONS_ENDED
 
 
 def _forget_copy(delivery: Delivery) -> None:
-    """Have the copy published anew; note whether the one before may be stored nevertheless."""
+    """Discard a copy, so that it is published again; note if the broker may have stored it."""
     if delivery.replacement is not None:
         if delivery.replacement.may_be_stored:
             delivery.envelope = delivery.envelope._replace(has_been_copied=True)
@@ -375,7 +378,7 @@ def _forget_copy(delivery: Delivery) -> None:
 
 
 def count_attempt(envelope: Envelope, outcome: Retried | Dead) -> Envelope:
-    """Return the envelope after an attempt, as far as it counts."""
+    """Return the envelope with this attempt added, if it counts."""
     if not outcome.burned and not outcome.uncertain:
         return envelope
     return envelope._replace(
@@ -385,7 +388,7 @@ def count_attempt(envelope: Envelope, outcome: Retried | Dead) -> Envelope:
 
 
 def accepted(envelope: Envelope, outcome: Outcome, at: float) -> Accepted | None:
-    """Return what a repeat of a message that was sent is answered."""
+    """Return the record of an acceptance, with which repeats are answered; None if not sent."""
     if not isinstance(outcome, Sent):
         return None
     return Accepted(
@@ -394,6 +397,6 @@ def accepted(envelope: Envelope, outcome: Outcome, at: float) -> Accepted | None
 
 
 def _id_for_the_log(outcome: Outcome | None) -> str | None:
-    """Return the service's id, by which receipts are matched; one with a + may be a number."""
+    """Return the service's message id, to match receipts; not if a + suggests a number."""
     found = outcome.provider_id if isinstance(outcome, Sent) else None
     return None if found is None or "+" in found else found

@@ -1,7 +1,7 @@
-"""The spans of deliveries and their POSTs, named after OpenTelemetry's semantic conventions.
+"""Trace spans of deliveries and of their POSTs, named by OpenTelemetry's semantic conventions.
 
-An attribute may hold what the log's line of a delivery may. Neither the path of the API nor a
-header is one: a path may hold an account or a token.
+Attributes hold only what the log line of a delivery may hold. The API's path and the headers are
+left out: a path may contain an account or a token.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ FIRST_ERROR_STATUS: Final = 400
 
 
 class _Names(dict[str, str]):
-    """What a delivery's facts are called as attributes: by the conventions, or after us."""
+    """Attribute names of a delivery's facts: the conventions' if they define one, else our own."""
 
     def __missing__(self, fact: str) -> str:
         name = self[fact] = f"sms_bridge.{fact}"
@@ -33,7 +33,7 @@ _NAMES: Final = _Names(
 
 
 class WorkerSpans:
-    """Begins and ends the spans of one worker."""
+    """Starts the spans of one worker's deliveries and POSTs."""
 
     def __init__(self, tracer: Tracer, *, queue: str, api: SmsApiSettings) -> None:
         self._tracer = tracer
@@ -52,10 +52,10 @@ class WorkerSpans:
         }
 
     def begin(self, delivery: Delivery) -> Span:
-        """Begin a delivery's span below its publisher's.
+        """Start a delivery's span as a child of its publisher's.
 
-        Of a copy it refers to the delivery before, and goes on with its trace if the publisher
-        began none.
+        The span of a retry copy links to the previous delivery's span, and continues its trace if
+        the publisher started none.
         """
         publisher, earlier = _traces_of(delivery.properties)
         span = delivery.span = self._tracer.begin(
@@ -68,14 +68,14 @@ class WorkerSpans:
         return span
 
     def begin_post(self, delivery: Delivery, *, tries_before: int) -> Span:
-        """Begin the span of one POST within that of its delivery."""
+        """Start the span of one POST, as a child of the delivery's span."""
         resent = delivery.envelope.attempts + tries_before
         facts = {**self._post, "http.request.resend_count": resent} if resent else self._post
         return (delivery.span or self.begin(delivery)).begin("POST", "client", facts)
 
 
 def end_post(span: Span, answer: Answer | None) -> None:
-    """End the span of a POST; without an answer it was cut off."""
+    """End the span of a POST; `answer` is None if the request was cancelled."""
     if span.trace_id is None:
         return
     if answer is None:
@@ -93,11 +93,11 @@ def end_post(span: Span, answer: Answer | None) -> None:
 
 
 def end_delivery(span: Span, facts: Mapping[str, object]) -> None:
-    """End a delivery's span with the facts of its line in the log."""
+    """End a delivery's span with the facts of its log line."""
     if span.trace_id is None:
         return
     named = {_NAMES[fact]: value for fact, value in known(facts).items()}
-    # A span has its duration anyway.
+    # A span records its duration itself.
     named.pop("sms_bridge.seconds", None)
     waited = facts["waited_seconds"]
     if isinstance(waited, dict):
@@ -106,7 +106,7 @@ def end_delivery(span: Span, facts: Mapping[str, object]) -> None:
 
 
 def _traces_of(properties: Properties) -> tuple[TraceHeaders, TraceHeaders]:
-    """Return the trace that a publisher has begun, and the earlier delivery's span of a copy."""
+    """Return the publisher's trace, and the span of the previous delivery if this is a copy."""
     headers = properties.headers
     if not headers:
         return (), ()

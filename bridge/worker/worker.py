@@ -1,6 +1,6 @@
-"""Takes deliveries from the queue and gives back what it cannot finish, until it is drained.
+"""Builds one worker from its parts, runs it on each connection, and drains it.
 
-`pipeline` is the way of each delivery, which runs in a task of its own.
+Each delivery is processed by `Pipeline` in a task of its own.
 """
 
 import asyncio
@@ -42,13 +42,13 @@ from bridge.worker.turns import Turns
 
 log = Log(__name__)
 
-# With order: how many messages are held of each queue. Enough different keys for every slot, though
-# some keys have many messages behind one that waits for its next try.
+# Prefetch of each queue in ordered mode. It is large enough to have different keys for all slots
+# even if many messages wait behind one that is retried.
 MOST_HELD_IN_ORDER: Final = 3200
 
 
 class Worker:
-    """Takes send requests from the queue and settles each of them."""
+    """Consumes send requests from the queue and settles each of them."""
 
     def __init__(
         self,
@@ -155,20 +155,21 @@ class Worker:
 
     @property
     def is_standby(self) -> bool | None:
-        """Whether another worker is the active one; None where all are."""
+        """Whether another worker is the active one; None if the worker is not in ordered mode."""
         return None if self._lock is None else self._lock.is_standby
 
     @property
     def copies_refused(self) -> int:
-        """How many messages stay unacked, because the broker refuses their copies."""
+        """Number of messages that stay unacked because the broker refuses their copies."""
         return self._deduplicator.set_aside_count
 
     async def serve(self, connection: Connection) -> None:
-        """Declare the topology and consume on this connection; `Link.run` calls it."""
+        """Declare the topology, then consume until the connection ends; `Link.run` calls this."""
         await self._upkeep.ensure(connection)
-        # Before anything is taken: what is known may be from before a restart of the broker.
+        # Before consuming: the pause that this process remembers may be older than a broker
+        # restart.
         await self.operator_pause.look(connection)
-        # Last, for those that are there have had time to say so meanwhile.
+        # Last, so that workers that are already running have had time to report to this one.
         await self._peers.until_acquainted()
         try:
             async with asyncio.TaskGroup() as group:
@@ -184,10 +185,10 @@ class Worker:
             raise errors.exceptions[0] from None
 
     async def drain(self, timeout_seconds: float) -> bool:
-        """Take nothing more, finish what is being sent, give the rest back.
+        """Stop consuming, finish the requests in flight, and return the rest to the queue.
 
-        Returns False when deliveries had to be cut off after `timeout_seconds`, or when the
-        broker may not have read the acks of some.
+        Returns False if deliveries had to be cancelled after `timeout_seconds`, or if the broker
+        may not have read all acks.
         """
         self._is_stopping = True
         self._identification.stop()
@@ -218,32 +219,33 @@ class Worker:
         """Close the connections to the API."""
         await self._account.aclose()
 
-    # What the consumer asks and tells
+    # Called by the consumer
 
     def prefetch_of_each(self) -> dict[str, int]:
-        """Return the wanted prefetch of each queue, the urgent one first.
+        """Return the wanted prefetch of each queue, the urgent queue first.
 
-        If the broker refuses to let it be consumed, the main queue has delivered nothing that would
-        come back and count towards its delivery limit.
+        The urgent queue is consumed first: if the broker refuses it, the main queue has not
+        delivered anything yet that would be returned and count towards its delivery limit.
         """
         queues = list(reversed(request_queues(self._settings)))
         if self._lock is not None:
-            # In a pause too, but not in an operator's.
+            # The prefetch stays the same while the breaker is open; only an operator's pause sets
+            # it to 0.
             self._breaker.end_passed_wait()
             may_take = self._upkeep.is_usable and not self._breaker.is_paused_by_operator
             return dict.fromkeys(queues, MOST_HELD_IN_ORDER if may_take else 0)
         each = dict.fromkeys(queues, self._prefetch())
         is_sending = not self._is_stopping and self._breaker.paused is None
         if self._settings.urgent_queue is not None and is_sending:
-            # Several slots may become free at once: while urgent messages have all of them, as many
-            # more wait here, so that no ordinary ones take their place.
+            # Several slots may become free at once. While urgent messages occupy all of them, as
+            # many more are prefetched, so that no ordinary message takes a free slot.
             each[self._settings.urgent_queue] *= 2
         return each
 
     def _prefetch(self) -> int:
         if self._is_stopping:
-            # In a drain, a delivery that is a repeat is acked, and any other is left to the next
-            # worker.
+            # During a drain, redeliveries of settled messages are acked; all other deliveries are
+            # left to the next worker.
             return 1
         if self._breaker.is_broker_blocked or not self._upkeep.is_usable:
             return 0
@@ -253,14 +255,14 @@ class Worker:
         """Note that the broker has registered this process as a consumer."""
         self._deduplicator.consuming_again()
         if self._lock is not None:
-            # No other worker sends now.
+            # The active worker is the only one that sends.
             self._account.rates.divide_by(1)
         self._sharing.tell()
-        # Redeliveries may have come before the broker's answer to the consume was read.
+        # Redeliveries may arrive before the broker's answer to `basic.consume` is read.
         self._make_room()
 
     def session_over(self, most_unacked: int) -> None:
-        """Give up deliveries that wait: they come again, and a probe must not keep its place."""
+        """Release waiting deliveries: they are redelivered, and must not remain the probe."""
         self._deduplicator.connection_lost(most_unacked=most_unacked)
         self._held.cancel(
             lambda delivery: (
@@ -269,7 +271,7 @@ class Worker:
         )
 
     def _make_room(self) -> None:
-        """Take others beside those that wait for peers, when these leave few places."""
+        """Restart the consumer if redeliveries that wait for answers fill the prefetch."""
         if self._asker.leaves_few(self.consumer.prefetch, self._account.most_sendable):
             self._asker.put_aside()
             self.consumer.renew()
@@ -289,19 +291,19 @@ class Worker:
         await turns.take_turn(delivery, learn=self._identification.learn, work=self._run)
 
     async def _run(self, delivery: Delivery) -> None:
-        """Process a delivery; nothing that it raises leaves the task."""
+        """Process a delivery; no exception leaves the task."""
         try:
             await self._pipeline.process(delivery)
         except CopyRefusedError:
             self._settler.report_refused(delivery)
-            # It would take a place of the prefetch for as long as the session lives.
+            # It would occupy the prefetch for the rest of the session.
             self.consumer.renew()
         except (BrokerError, asyncio.CancelledError):
-            # Unacked: the broker delivers it again, at the latest when the channel closes.
+            # It stays unacked; the broker redelivers it, at the latest when the channel closes.
             self._settler.report_given_back(delivery)
             if self._is_stopping and delivery.redelivered:
-                # Redeliveries come first: another one, which has to be acked, may come after this
-                # one.
+                # The prefetch is 1 during a drain. The queue delivers redeliveries first, and a
+                # redelivery that has to be acked may be behind this one.
                 self.consumer.renew()
         except Exception:
             log.exception("internal_error", message_id=delivery.envelope.key)
