@@ -1,8 +1,9 @@
-"""The lock of the one active worker: an exclusive queue on the connection that consumes.
+"""The lock of the active worker: an exclusive queue on the connection that consumes.
 
-The broker deletes an exclusive queue with its connection, so no crash leaves the lock behind, and
-it locks every queue that exists, of any type. RabbitMQ logs an error for each refused declaration:
-while the queue of requests has a consumer, a standby only counts consumers, which logs nothing.
+The broker deletes an exclusive queue when its connection ends, so a crash does not leave the lock
+behind. The lock works with queues of any type, including existing ones. RabbitMQ logs an error for
+each refused declaration. Therefore, while the request queue has a consumer, a standby only reads
+the number of consumers, which logs nothing.
 """
 
 import asyncio
@@ -31,15 +32,15 @@ from bridge.topology.queue_sizes import read_queue
 
 log = Log(__name__)
 
-# A standby looks at the queue after a random time between these.
+# A standby looks at the queue at random intervals within these bounds.
 LOOK_SECONDS: Final = (0.4, 0.8)
-# It also tries the lock this often while the queue has a consumer: that may be another program.
+# It tries the lock at this interval even if the queue has a consumer: that may be another program.
 TRY_ANYWAY_SECONDS: Final = 15.0
-# How often a worker tries again that may not have the lock, and how often it logs that.
+# Interval of the attempts while the broker refuses the lock, and of the log lines about that.
 REFUSED_SECONDS: Final = 5.0
 LOG_AGAIN_SECONDS: Final = 60.0
-# The lock may be free a moment before the broker has put back what its last owner held. A consumer
-# that stays for longer is another program's, or a worker's without ordering.
+# The lock may be free shortly before the broker has requeued the last owner's messages. A consumer
+# that stays longer belongs to another program, or to a worker without ordering.
 MOST_OTHERS_SECONDS: Final = 5.0
 OTHERS_LOOK_SECONDS: Final = 0.1
 OTHERS_REMEDY: Final = (
@@ -49,9 +50,9 @@ OTHERS_REMEDY: Final = (
 
 
 class ActiveLock:
-    """One worker's hold on the lock; `queues` are those that only the active worker consumes.
+    """The lock as seen by one worker. `queues` are those that only the active worker consumes.
 
-    `show` is given 1 when this worker becomes active, else 0.
+    `show` is called with 1 when this worker becomes active, else with 0.
     """
 
     def __init__(self, queues: Sequence[str], *, show: Callable[[float], None]) -> None:
@@ -59,15 +60,15 @@ class ActiveLock:
         self._name = active_queue(queues[0])
         self._show = show
         self._logged_at = -LOG_AGAIN_SECONDS
-        # Whether this worker is active, and whether it waits because another one is.
+        # `is_held`: this worker is active. `is_standby`: it waits because another worker is.
         self.is_held = False
         self.is_standby = False
 
     @asynccontextmanager
     async def held_on(self, connection: Connection) -> AsyncIterator[None]:
-        """Wait until this worker is the active one, which it is as long as the block lasts.
+        """Wait until this worker is the active one; it stays active until the block ends.
 
-        When the block ends without an error the lock is free at once, else with the connection.
+        If the block ends without an error the lock is freed at once, else when the connection ends.
         """
         try:
             await self._acquire(connection)
@@ -84,16 +85,16 @@ class ActiveLock:
         await self._until_alone(connection)
 
     async def _try(self, connection: Connection) -> bool:
-        """Take the lock; when it is not to be had, return False after a while."""
+        """Try to take the lock; if that fails, wait for a while and return False."""
         try:
             async with Deadline(RPC_TIMEOUT_SECONDS):
                 channel = await open_channel(connection)
-                # Another default type for the virtual host must not matter.
+                # Explicit, because the virtual host may have another default queue type.
                 classic: dict[str, Any] = {"x-queue-type": "classic"}
                 await channel.queue_declare(self._name, exclusive=True, arguments=classic)
                 await close_channel(channel)
         except ChannelLockedResource as error:
-            # Of another connection's exclusive queue the broker tells nothing.
+            # The broker does not describe an exclusive queue of another connection.
             sizes = await read_queue(connection, self._name)
             if sizes is None:
                 self._stand_by()
@@ -118,7 +119,7 @@ class ActiveLock:
             log.info("standing_by", queue=self.queues[0])
 
     async def _until_free(self, connection: Connection) -> None:
-        """Return when the queue has lost its consumer, or it is time to try anyway."""
+        """Return when the queue has lost its consumer, or when it is time to try anyway."""
         clock = asyncio.get_running_loop().time
         try_anyway_at = clock() + TRY_ANYWAY_SECONDS
         while clock() < try_anyway_at:
@@ -128,7 +129,7 @@ class ActiveLock:
                 return
 
     async def _until_alone(self, connection: Connection) -> None:
-        """Return when nobody else consumes the queues, or somebody goes on doing so."""
+        """Return when nothing else consumes the queues, or after a time limit."""
         clock = asyncio.get_running_loop().time
         give_up_at = clock() + MOST_OTHERS_SECONDS
         for queue in self.queues:
@@ -146,7 +147,7 @@ class ActiveLock:
         self._show(1 if is_held else 0)
 
     async def _tell_fault(self, error: Exception) -> None:
-        """Say once a minute why no worker can be active, and wait before the next try."""
+        """Log once a minute why no worker can be active, and wait before the next attempt."""
         self.is_standby = False
         now = asyncio.get_running_loop().time()
         if now - self._logged_at >= LOG_AGAIN_SECONDS:

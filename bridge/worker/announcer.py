@@ -1,4 +1,4 @@
-"""Publish what became of a request: to its `reply_to`, and to the exchange of outcomes."""
+"""Publish the outcome of a request to its `reply_to` queue and to the outcome exchange."""
 
 from bridge.amqp.properties import Properties
 from bridge.amqp.publisher import Publisher
@@ -29,10 +29,10 @@ class Announcer:
         *,
         trace: TraceHeaders,
     ) -> None:
-        """Tell the end of a message: to its `reply_to`, and to the exchange if there is one.
+        """Publish a message's outcome to its `reply_to` queue and to the outcome exchange.
 
-        `at` is when it came about, in unix seconds; `trace` goes along. What is tried again has not
-        ended.
+        `at` is the time of the outcome in unix seconds; `trace` is published with it. Nothing is
+        published for a retry, which is not final.
         """
         has_asked = properties.reply_to or self._outcome_exchange is not None
         if not has_asked or isinstance(outcome, Retried):
@@ -53,7 +53,7 @@ class Announcer:
         *,
         trace: TraceHeaders,
     ) -> None:
-        """Tell whoever asked what became of the first message with this id."""
+        """Answer a repeat with the outcome of the original message."""
         if first is None or not properties.reply_to:
             return
         envelope = envelope._replace(attempts=first.attempts - 1)
@@ -77,14 +77,14 @@ class Announcer:
                 properties=outcome_properties(trace, properties.correlation_id),
             )
         except ExchangeRefusedError:
-            pass  # logged by the publisher, once for all events
+            pass  # the publisher logs this once for all events
         except PublishError as error:
             shown = exchange or "reply_to"
             log.warning("outcome_not_published", target=shown, fault=error.fault, why=error.why)
 
 
 def _event(envelope: Envelope, outcome: Sent | Dead, at: float) -> OutcomeEvent:
-    """Say what became of a message, in the form that everybody is told."""
+    """Build the outcome event of a message."""
     event = OutcomeEvent(
         outcome=name_of(outcome),
         at=at,

@@ -1,4 +1,4 @@
-"""The end of a worker: settle what is held, see that the broker has read the acks, hand over."""
+"""Drain a worker: settle its deliveries, flush the acks, hand over to the other workers."""
 
 import asyncio
 import contextlib
@@ -13,21 +13,22 @@ from bridge.worker.held import HeldDeliveries
 
 log = Log(__name__)
 
-# How often to check whether settled but unacked messages have come again, and for how long to go on
-# taking them.
+# How often to check for redeliveries of settled but unacked messages, and for how long to consume
+# them.
 OWED_POLL_SECONDS: Final = 0.1
 MAX_OWED_SECONDS: Final = 5.0
-# How long other workers may take to ask for what was given back, and how often to look.
+# How long other workers may take to ask about returned messages, and how often to check.
 HAND_OVER_SECONDS: Final = 3.0
 HAND_OVER_POLL_SECONDS: Final = 0.05
 
 
 async def finish(held: HeldDeliveries, consumer: Consumer, deduplicator: Deduplicator) -> bool:
-    """Take nothing more and settle what is held; then see that the broker has read the acks.
+    """Stop consuming, settle all deliveries, and wait until the broker has read the acks.
 
-    A message that is settled or decided but not acked comes again, and only this process knows it:
-    it is taken once more. Every other delivery is left to the next worker. Returns False when the
-    broker may not have read the acks of some; the caller sets the deadline.
+    A message that is settled or decided but not acked is redelivered, and only this process knows
+    that it must not be sent again: such redeliveries are consumed and acked. All other deliveries
+    are left to the next worker. Returns False if the broker may not have read all acks; the caller
+    sets the deadline.
     """
     await _settle(held, consumer)
     has_come = await _take_redeliveries(held, consumer, deduplicator)
@@ -44,13 +45,13 @@ async def _settle(held: HeldDeliveries, consumer: Consumer) -> None:
 async def _take_redeliveries(
     held: HeldDeliveries, consumer: Consumer, deduplicator: Deduplicator
 ) -> bool:
-    """Return True when all are acked, or none comes; False when some still come at the end.
+    """Return True if all expected redeliveries are acked or none arrives; False if some are left.
 
-    A message that another worker has taken never comes here, so the wait ends when a broker that is
-    there is silent. A broker that is away is waited for.
+    A message that another worker has received never arrives here. The wait therefore ends when a
+    connected broker delivers nothing for a while. While the broker is away, the wait goes on.
     """
     quiet_seconds = consuming_seconds = 0.0
-    # A delivery that still waits for its copy may come again once more.
+    # A delivery whose copy is not confirmed yet may be redelivered once more.
     while deduplicator.expects_redeliveries or held.count:
         if quiet_seconds >= COMES_AGAIN_SECONDS:
             log.info("not_redelivered")
@@ -69,9 +70,10 @@ async def _take_redeliveries(
 
 
 async def hand_over(consumer: Consumer, deduplicator: Deduplicator, peers: Peers) -> None:
-    """Have the broker deliver released messages to other workers while this one can be asked.
+    """Return released messages to the other workers while this process can still answer questions.
 
-    Otherwise they would not know with what key each was begun, nor what was decided about it.
+    After it has ended, nobody knows the idempotency key with which each message was sent, or the
+    outcome decided about it.
     """
     for _ in range(round(HAND_OVER_SECONDS / HAND_OVER_POLL_SECONDS)):
         if not (deduplicator.has_released and peers.is_up and peers.count):

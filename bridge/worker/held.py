@@ -1,4 +1,4 @@
-"""Deliveries that are taken and not settled, each with the task that processes it."""
+"""The unsettled deliveries of this process, each with the task that processes it."""
 
 import asyncio
 import time
@@ -18,17 +18,17 @@ from bridge.worker.session import Session
 
 log = Log(__name__)
 
-# When more sessions in a row end without a delivery, a message is suspected of ending them.
+# If more sessions in a row than this end without a delivery, a message may be ending them.
 POISON_SESSIONS: Final = 3
-# A message that was delivered this often before is logged at each delivery.
+# A message with this delivery count or a higher one is logged at each delivery.
 WARN_FROM_COUNT: Final = 4
-# While the bodies that are held have more bytes than this, the wire reads nothing. The body that it
-# is reading comes on top.
+# While the unsettled bodies exceed this, nothing is read from the connection. The body that is
+# being read comes on top.
 MAX_HELD_BYTES: Final = 32 * 1024 * 1024
 
 
 class _DeliveryCounters:
-    """The counters of one queue, so that none is looked up by its labels for each message."""
+    """Metrics of one queue, resolved once instead of for each message."""
 
     def __init__(self, queue: str, metrics: WorkerMetrics) -> None:
         self.received = metrics.received.labels(queue, "false")
@@ -39,10 +39,11 @@ class _DeliveryCounters:
 
 
 class HeldDeliveries:
-    """Makes a delivery of each message that the wire hands over, and runs `process` for it.
+    """Creates a `Delivery` for each message received, and runs `process` in a task for it.
 
-    `process` must raise nothing. The wire stops reading while too many bytes are held; `changed` is
-    set when it does, when it reads again, and when a session that is leaving holds nothing more.
+    `process` must not raise. While too many bytes are unsettled, nothing is read from the
+    connection. `changed` is set when reading stops or resumes, and when a session that is ending
+    has no delivery left.
     """
 
     def __init__(
@@ -59,13 +60,13 @@ class HeldDeliveries:
         self._urgent_queue = settings.urgent_queue
         self._counters = {one: _DeliveryCounters(one, metrics) for one in request_queues(settings)}
         self._tasks: dict[asyncio.Task[object], Delivery] = {}
-        # The held deliveries of each consumer that has been cancelled.
+        # For each cancelled consumer, its unsettled deliveries.
         self._of_cancelled: list[set[Delivery]] = []
         self._last_delivery_at = 0.0
         self._empty_sessions = 0
         self._held_bytes = 0
         self._wire: Wire | None = None
-        # How many redelivered messages have come so far.
+        # Number of redelivered messages received so far.
         self.redeliveries = 0
         self._poison_suspected = metrics.poison_suspected
         metrics.in_progress.labels(queue).set_function(lambda: self.count)
@@ -74,14 +75,14 @@ class HeldDeliveries:
 
     @property
     def count(self) -> int:
-        """How many are held."""
+        """Number of unsettled deliveries."""
         return len(self._tasks)
 
     # Sessions
 
     def begin_session(self, wire: Wire) -> None:
-        """Note that deliveries come from this wire until `end_session`."""
-        # A message that the client cannot decode ends each connection before it is handed on.
+        """Note that deliveries come from this connection until `end_session`."""
+        # A message that the client cannot decode ends each connection before it becomes a delivery.
         self._empty_sessions += 1
         if self._empty_sessions > POISON_SESSIONS:
             self._poison_suspected.set(1)
@@ -110,7 +111,7 @@ class HeldDeliveries:
         properties: Properties,
         body: Body,
     ) -> Delivery:
-        """Make a delivery of a message that has come from a queue; give it to `take`."""
+        """Create a delivery of a message that was received; pass it to `take`."""
         if self._empty_sessions:
             self._clear_suspicion()
         session.note_delivery(queue)
@@ -118,7 +119,7 @@ class HeldDeliveries:
         delivery = Delivery(
             body=body,
             properties=properties,
-            # If a copy is there twice, the second may come for the first time.
+            # If a copy was published twice, the second one is not marked as redelivered.
             redelivered=redelivered or REPEATED in headers,
             tag=tag,
             session=session,
@@ -134,7 +135,7 @@ class HeldDeliveries:
         return delivery
 
     def take(self, delivery: Delivery) -> None:
-        """Begin to process a delivery."""
+        """Start the task that processes a delivery."""
         self._count(delivery)
         task = asyncio.get_running_loop().create_task(self._process(delivery), name="delivery")
         self._tasks[task] = delivery
@@ -161,18 +162,18 @@ class HeldDeliveries:
             self._changed.set()
 
     def cancel(self, which: Callable[[Delivery], bool]) -> None:
-        """Cancel the processing of some of them; they go back to the queue."""
+        """Cancel the tasks of the deliveries that `which` selects; those return to the queue."""
         for task, delivery in list(self._tasks.items()):
             if which(delivery):
                 task.cancel()
 
     async def all_done(self) -> None:
-        """Wait until nothing that is held now is held any more; the caller sets the deadline."""
+        """Wait until all current deliveries are done; the caller sets the deadline."""
         if self._tasks:
             await asyncio.wait(self._tasks)
 
     async def cut_off(self) -> None:
-        """Cancel the processing of all of them, and wait for its end."""
+        """Cancel the tasks of all deliveries, and wait for them to end."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -181,16 +182,16 @@ class HeldDeliveries:
     # Cancelled consumers
 
     def note_cancel(self, queue: str) -> None:
-        """Note that the consumer of a queue is cancelled, to which the latest deliveries came."""
+        """Note that a queue's consumer was cancelled, and which unsettled deliveries it had."""
         if queue == self._main_queue:
             held = {one for one in self._tasks.values() if one.queue == queue}
             self._of_cancelled.append(held.difference(*self._of_cancelled))
 
     @property
     def cancelled_consumers(self) -> int:
-        """How many cancelled consumers the main queue, a quorum queue, still counts.
+        """Number of cancelled consumers that the main queue, a quorum queue, still counts.
 
-        It counts each until every delivery of it is acked.
+        It counts each until all its deliveries are acked.
         """
         if self._of_cancelled:
             unacked = {one for one in self._tasks.values() if not one.is_stale}
@@ -218,7 +219,7 @@ class HeldDeliveries:
             counters.queue_age.observe(max(0.0, now - published))
 
     def _oldest(self) -> float:
-        """Return when the delivery that has been due for longest was due, in unix seconds."""
+        """Return the unix time when the oldest delivery was published or due; 0 if none."""
         envelopes = [delivery.envelope for delivery in self._tasks.values()]
         due = (max(e.dated_at or e.first_delivered_at, e.not_before or 0) for e in envelopes)
         return min(due, default=0.0)

@@ -1,4 +1,4 @@
-"""What the worker counts."""
+"""The Prometheus metrics of the worker."""
 
 from collections.abc import Sequence
 from typing import Final, get_args
@@ -18,7 +18,7 @@ from bridge.worker.segments import Encoding
 # Upper bounds of buckets.
 HTTP_SECONDS: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30)
 WORK_SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-# There are as many of these as there are causes; the sums tell more.
+# Few buckets, because there is one histogram per cause; the sums matter most.
 WAIT_SECONDS: Final = (0.1, 1, 10)
 ATTEMPTS: Final = (1, 2, 3, 5, 8, 13, 21)
 
@@ -40,9 +40,10 @@ PROVIDER_CODES: Final = frozenset(
 
 
 class WorkerMetrics(MetricSet):
-    """What the worker counts.
+    """The Prometheus metrics of the worker.
 
-    `error_codes`: those of the API's own that are told apart; any other counts as `other`.
+    `error_codes`: the API's error codes that have a label of their own; any other counts as
+    `other`.
     """
 
     def __init__(
@@ -142,7 +143,7 @@ class WorkerMetrics(MetricSet):
         )
 
     def count_error(self, code: str) -> None:
-        """Count an answer with an error code of the API's own."""
+        """Count an answer by the API's own error code."""
         self.provider_errors.labels(code if code in self._error_codes else "other").inc()
 
     def _provider(self, error_codes: Sequence[str]) -> None:

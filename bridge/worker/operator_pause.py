@@ -1,7 +1,8 @@
-"""Follow the mark with which an operator stops every worker of the queue.
+"""Follow the operator's pause: a queue whose existence stops every worker of the request queue.
 
-The worker looks for it on each new connection before it takes anything, and every second from then
-on. An operator's pause wins: only a node that has known of it is believed at once that it is over.
+The worker checks for that queue, the mark, on each new connection before it consumes, and every
+second afterwards. In doubt the pause stays: a missing mark ends it at once only if the connection
+that reports it has seen the mark before.
 """
 
 import asyncio
@@ -29,20 +30,20 @@ from bridge.worker.service.breaker import CircuitBreaker
 log = Log(__name__)
 
 LOOK_SECONDS: Final = 1.0
-# Where the user has no permission on the mark: how often it is asked whether it is still there, and
-# for how long a first look waits for the connection that can tell.
+# For users without permission on the mark: how often to check whether an existing mark is still
+# there, and how long the first check waits for the publishing connection.
 HIDDEN_LOOK_SECONDS: Final = 5.0
 PUBLISHING_SECONDS: Final = 5.0
-# A node that is back after a partition may know nothing of the mark for some seconds. What is still
-# not there after so long, an operator has taken away.
+# A node that returns after a partition may not know of the mark for some seconds. A mark that is
+# missing for longer was deleted by an operator.
 STALE_SECONDS: Final = 10.0
-# A note comes right after the mark, or never; where it may not be read, each try is an error in the
-# broker's log.
+# A note is published right after the mark, or never. If the user may not read it, each attempt is
+# an error in the broker's log.
 MAX_READS: Final = 10
 
 
 class OperatorPause:
-    """Has `breaker` stop everything while an operator has paused `queue`; `note` says why."""
+    """Stops `breaker` while an operator has paused `queue`; `note` is the operator's reason."""
 
     def __init__(
         self, queue: str, breaker: CircuitBreaker, *, clock: Callable[[], float] = time.monotonic
@@ -50,13 +51,13 @@ class OperatorPause:
         self._queue = queue
         self._breaker = breaker
         self._clock = clock
-        # Where the mark was seen last; where it is not seen, and since when.
+        # Connection that saw the mark last; connection that does not see it, and since when.
         self._seen_on: Connection | None = None
         self._unseen_on: Connection | None = None
         self._unseen_since = 0.0
         self._publishing: Connection | None = None
         self._is_publishing = asyncio.Event()
-        # Where the user may not know of the mark.
+        # Connection whose user has no permission on the mark.
         self._hidden_on: Connection | None = None
         self._is_hidden_logged = False
         self._reads = 0
@@ -65,7 +66,7 @@ class OperatorPause:
     async def beside(
         self, serve: Callable[[Connection], Awaitable[None]], connection: Connection
     ) -> None:
-        """Serve a connection that publishes, which this asks too as long as it lasts."""
+        """Serve a publishing connection, and use it for checks until it ends."""
         self._publishing = connection
         self._is_publishing.set()
         try:
@@ -75,10 +76,10 @@ class OperatorPause:
             self._is_publishing.clear()
 
     async def look(self, connection: Connection) -> None:
-        """Find out whether to hold; raise BrokerError when that is not known.
+        """Check once for the mark; raise BrokerError if the result is unknown.
 
-        Where the user has no permission on the mark, the connection that publishes is asked, as
-        soon as there is one. When it cannot tell either, what was known stays.
+        If the user has no permission on the mark, the check uses the publishing connection as soon
+        as there is one. If that one cannot tell either, the last known state stays.
         """
         seen_on: Connection | None = connection
         try:
@@ -94,10 +95,10 @@ class OperatorPause:
             await self._follow(is_on, seen_on, connection)
 
     async def watch(self, connection: Connection) -> NoReturn:
-        """Look every second, as long as the connection is served; what is not known stays.
+        """Check every second while the connection is served; an unknown result changes nothing.
 
-        Probes stay in a mark that others have made without a limit, so one that is there and hidden
-        is asked for seldom.
+        The check by publishing leaves messages in an existing mark that was declared without a
+        length limit. If the mark exists but cannot be read, it is therefore checked less often.
         """
         while True:
             is_hidden = connection is self._hidden_on
@@ -115,7 +116,7 @@ class OperatorPause:
                 except BrokerError as error:
                     log.debug("pause_not_read", why=str(error))
                 except Exception as error:  # noqa: BLE001  aiormq raises more than its own classes
-                    # Whatever else runs on the connection notices by itself when it is gone.
+                    # If the connection is lost, its other users notice that themselves.
                     log.debug("pause_not_read", why=type(error).__name__)
                 heed_cancellation()
 
@@ -124,7 +125,7 @@ class OperatorPause:
         return None if publishing is None else await probe(publishing, self._queue)
 
     async def _follow(self, is_on: bool, seen_on: Connection, reading: Connection) -> None:  # noqa: FBT001  what was seen
-        """Do as the mark says, which a connection has shown; on another one the note is read."""
+        """Apply the state of the mark that `seen_on` reported; read the note on `reading`."""
         if not is_on:
             if self._is_over(seen_on):
                 self.note, self._reads = None, 0
@@ -147,10 +148,10 @@ class OperatorPause:
             log.warning("pause_hidden", queue=queue, why=HIDDEN, remedy=HIDDEN_REMEDY)
 
     def _is_over(self, connection: Connection) -> bool:
-        """Whether an operator has ended the pause, if there was one, when it is not seen now."""
+        """Whether a mark that is missing now means that there is no pause (any more)."""
         if not self._breaker.is_paused_by_operator or connection is self._seen_on:
             return True
         if connection is not self._unseen_on:
-            # Another node, or the same one after a restart.
+            # Another node, or the same node after a restart.
             self._unseen_on, self._unseen_since = connection, self._clock()
         return self._clock() - self._unseen_since >= STALE_SECONDS

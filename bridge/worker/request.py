@@ -1,4 +1,4 @@
-"""What a send request is: its form, and how strictly it is read."""
+"""The format of a send request, and its strict parser."""
 
 import codecs
 import json
@@ -14,14 +14,14 @@ from bridge.config.fields import SenderName
 from bridge.errors import InvalidMessageError
 
 MIN_BODY_LIMIT_BYTES = 64 * 1024
-# One character may be written as two escaped surrogates; the rest is for the other members.
+# A character may be written as two escaped surrogates; the rest is for the other members.
 BYTES_PER_CHARACTER = 12
 OTHER_MEMBERS_BYTES = 4096
 
 To = Annotated[str, StringConstraints(pattern=r"^\+[1-9][0-9]{3,14}$")]
 ToOrShortCode = Annotated[str, StringConstraints(pattern=r"^(\+[1-9][0-9]{3,14}|[0-9]{3,8})$")]
-# Of control characters only TAB, LF and CR. Others are no part of any text: a service would cut it
-# there, or refuse it with an error that tells nobody why.
+# Of the control characters only TAB, LF and CR are allowed. A service would cut the text at others,
+# or refuse it without a useful error.
 Text = Annotated[
     str,
     StringConstraints(min_length=1, pattern=r"^[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]*$"),
@@ -29,7 +29,7 @@ Text = Annotated[
 
 
 class SendRequest(BaseModel):
-    """One text to one number."""
+    """One text to one phone number."""
 
     model_config = ConfigDict(
         extra="forbid", hide_input_in_errors=True, serialize_by_alias=True, defer_build=True
@@ -47,13 +47,13 @@ class SendRequest(BaseModel):
 
 
 class OpenSendRequest(SendRequest):
-    """A send request with members of the service's own, forwarded as they are."""
+    """A send request with additional members, which are forwarded unchanged."""
 
     model_config = ConfigDict(extra="allow")
 
 
 class ShortCodeRequest(SendRequest):
-    """One text to one number or short code."""
+    """One text to one phone number or short code."""
 
     to: Annotated[
         ToOrShortCode,
@@ -62,19 +62,20 @@ class ShortCodeRequest(SendRequest):
 
 
 class OpenShortCodeRequest(ShortCodeRequest):
-    """One to a number or short code with members of the service's own."""
+    """A request to a phone number or short code with additional members."""
 
     model_config = ConfigDict(extra="allow")
 
 
 class RequestReader:
-    """Reads bodies strictly and fills in the default sender.
+    """Parses bodies strictly, and fills in the default sender.
 
-    `short_codes`: the service sends to those as well (`sms_api.request.short_codes`).
+    `short_codes`: short codes are valid recipients too (`sms_api.request.short_codes`).
     """
 
     def __init__(self, settings: WorkerSettings, *, short_codes: bool = False) -> None:
-        # Read for each message; an attribute of a model takes ten times as long as one of ours.
+        # Copied, because reading a pydantic attribute takes ten times as long and happens per
+        # message.
         self._longest = settings.max_text_length
         self._most_bytes = max(
             MIN_BODY_LIMIT_BYTES, self._longest * BYTES_PER_CHARACTER + OTHER_MEMBERS_BYTES
@@ -88,7 +89,7 @@ class RequestReader:
         self._default_sender = settings.default_from
 
     def read(self, body: bytes | bytearray) -> SendRequest:
-        """Read a body; raises InvalidMessageError, whose text names the field and never a value."""
+        """Parse a body; the text of InvalidMessageError names the field, never a value."""
         if len(body) > self._most_bytes:
             raise InvalidMessageError(f"body: larger than {self._most_bytes} bytes")
         try:
@@ -110,22 +111,23 @@ class RequestReader:
 def parse_request(
     body: bytes | bytearray, settings: WorkerSettings, *, short_codes: bool = False
 ) -> SendRequest:
-    """Read one body as a `RequestReader` of these settings does."""
+    """Parse one body as a `RequestReader` with these settings does."""
     return RequestReader(settings, short_codes=short_codes).read(body)
 
 
 def _has_texts_only(body: bytes | bytearray, members: int) -> bool:
-    """Whether a body that is valid has so many members, each a text, and nothing more.
+    """Whether a valid body has exactly `members` members, all of them strings.
 
-    Each takes four quotation marks, and a backslash could hide one. Saves most bodies the second
-    reading.
+    Each takes four quotation marks, and a backslash could hide one. This check saves most bodies
+    the second parse.
     """
-    # `in` would first try to take what it looks for as a number, which costs thrice the search.
+    # `in` would try to interpret its operand as an integer first, and takes three times as long.
     return body.count(b'"') == 4 * members and body.find(b"\\") < 0
 
 
 def _refuse_ambiguity(body: bytes | bytearray) -> None:
-    # pydantic takes the last of two equal members, and NaN as a number; other parsers differ.
+    # pydantic uses the last of two members with the same name, and accepts NaN; other parsers
+    # differ.
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         members = dict(pairs)
         if len(members) != len(pairs):
@@ -171,7 +173,7 @@ _BYTE_ORDER_MARKS = {
 
 
 def _describe(error: ErrorDetails, body: bytes | bytearray) -> str:
-    # pydantic's own texts may quote what they refuse.
+    # pydantic's own texts may quote the refused value.
     if error["type"] == "json_invalid":
         return f"body: {_why_no_json(error, body)}"
     field = printable(str(error["loc"][0])) if error["loc"] else "body"
@@ -192,6 +194,6 @@ def _why_no_json(error: ErrorDetails, body: bytes | bytearray) -> str:
 
 
 def printable(name: str, otherwise: str = "a member") -> str:
-    """Return a name that comes from a message, unless it may be a number or a text itself."""
+    """Return a name that comes from a message, unless it may itself be a number or a text."""
     plain = re.fullmatch(r"[A-Za-z_][A-Za-z_.-]{0,31}", name)
     return name if plain else otherwise

@@ -1,4 +1,4 @@
-"""One message of an ordering key at a time, in the order in which the broker delivered them."""
+"""Process one message per ordering key at a time, in the order of delivery."""
 
 import asyncio
 import json
@@ -15,20 +15,20 @@ Work = Callable[[Delivery], Awaitable[None]]
 
 
 class Turns:
-    """The deliveries of each key, in their order; the number of held deliveries bounds them."""
+    """A FIFO of deliveries for each ordering key; bounded, because the prefetch is."""
 
     def __init__(self) -> None:
-        # Each place is a future that is done when no other is before it.
+        # Each place is a future that completes when it is the first of its queue.
         self._lines: dict[str, deque[asyncio.Future[None]]] = {}
 
     async def take_turn(self, delivery: Delivery, *, learn: Work, work: Work) -> None:
-        """Work on a delivery when the earlier ones of its key are done, or went back to the queue.
+        """Process a delivery when the earlier ones of its key are settled or returned.
 
-        Call this in the order of the deliveries. `learn` is called at once, so that redeliveries do
-        not wait for each other's answers. Cancelled before its turn, the delivery goes back to the
-        queue.
+        Must be called in the order of the deliveries. `learn` runs at once, so that redeliveries do
+        not wait for each other's answers. If it is cancelled before its turn, the delivery returns
+        to the queue.
         """
-        # Order holds within each queue.
+        # The order is kept within each queue.
         key = f"{delivery.queue} {ordering_key(delivery)}"
         place = asyncio.get_running_loop().create_future()
         line = self._lines.setdefault(key, deque())
@@ -53,15 +53,15 @@ class Turns:
 
 
 def _call_first(line: deque[asyncio.Future[None]]) -> None:
-    # A place that is done already has its turn, or is about to leave because it was cancelled.
+    # A completed place already has its turn, or is about to be removed after a cancellation.
     if not line[0].done():
         line[0].set_result(None)
 
 
 def ordering_key(delivery: Delivery) -> str:
-    """Return the key that the publisher named, else the recipient's number; never raises.
+    """Return the key that the publisher set, else the recipient's number; never raises.
 
-    A message that cannot be read has the empty key; it is found invalid when it is sent.
+    A message that cannot be parsed has an empty key, and is found invalid when it is sent.
     """
     named = (delivery.properties.headers or {}).get(ORDERING_KEY)
     if isinstance(named, bytes | bytearray):

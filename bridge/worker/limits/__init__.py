@@ -1,1 +1,1 @@
-"""How fast to send, and how much at once: rate limits and requests in flight."""
+"""Rate limits, and the limit of concurrent requests."""

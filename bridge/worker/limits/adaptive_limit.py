@@ -1,15 +1,16 @@
-"""How many requests should be in flight at once, learned from how the service answers.
+"""Learn from the service's latency and refusals how many requests should be in flight at once.
 
-`AdaptiveLimit` is the gradient algorithm of Netflix's concurrency-limits (2018), which goes back to
-TCP Vegas (Brakmo, Peterson, 1995): latency that climbs above that of an unloaded service shows a
-queue at the service, so that of each round
+`AdaptiveLimit` is the gradient algorithm of Netflix's concurrency-limits (2018), which is based on
+TCP Vegas (Brakmo, Peterson, 1995). If the latency is higher than that of an unloaded service,
+requests queue at the service. After each round, a number of measured requests, the limit becomes
 
     limit = limit * (unloaded latency / latency) + sqrt(limit)
 
-leaves a short queue, which keeps the service busy, and no more. From TCP's congestion control
-(RFC 5681) come slow start, which doubles the limit while all is well, the halving on a refusal,
-once for each round trip, and the level up to which it may double again. Refused levels are left
-alone for a while, as every trial of one costs a refusal.
+which leaves a short queue, just enough to keep the service busy. Three rules come from TCP's
+congestion control (RFC 5681): slow start, which doubles the limit while the latency stays low; the
+halving after a refusal, at most once per round trip; and the threshold up to which the limit may
+double again. Limits that the service has refused are tried again only after a while, because each
+trial costs a refusal.
 """
 
 import math
@@ -20,19 +21,19 @@ from typing import Final
 from bridge.worker.fates import Answer, Fate
 
 FIRST_LIMIT: Final = 4
-# The fewest latencies that make a round; where the limit is higher, a round has as many as that.
+# Minimum number of latencies in a round; a round has as many as the limit if that is higher.
 MIN_SAMPLES: Final = 10
-# Latency up to this multiple of an unloaded service's shows no queue yet.
+# Latency up to this multiple of the unloaded latency does not indicate a queue.
 LATENCY_TOLERANCE: Final = 1.1
-# How many standard errors a round's mean may be off: latencies that merely vary show no queue.
+# Tolerance of a round's mean, in standard errors: random variation does not indicate a queue.
 MARGIN_STANDARD_ERRORS: Final = 1.5
-# When the limit was cut to this share or less and the latency did not fall with it, we cause no
+# If the limit was cut to this share or less and the latency did not fall, our requests cause no
 # queue: the service itself has become slower.
 CONCLUSIVE_CUT_SHARE: Final = 0.75
-# A round lowers the limit to half at most, as a refusal does.
+# A round at most halves the limit, as a refusal does.
 MIN_GRADIENT: Final = 0.5
-# A refused level is tried again after the first of these, then after twice as long each time, up to
-# the second. Nothing is sent during Retry-After, so two trials are also at least this many times
+# A refused limit is tried again after the first of these delays, which doubles with each trial up
+# to the second. Nothing is sent during Retry-After, so two trials are also at least this many times
 # Retry-After apart.
 FIRST_TRIAL_SECONDS: Final = 15.0
 MAX_TRIAL_SECONDS: Final = 60.0
@@ -41,7 +42,7 @@ RETRY_AFTERS_PER_TRIAL: Final = 20
 # after this many seconds, or this many latencies, whichever is longer.
 DIP_SECONDS: Final = 60.0
 DIP_LATENCIES: Final = 100
-# How many deliveries are held at first, and by what factor that number changes.
+# Initial prefetch, and the factor by which it changes.
 FIRST_HELD: Final = 16
 HELD_FACTOR: Final = 4
 
@@ -50,7 +51,7 @@ class AdaptiveLimit:
     """Learns from each request how many should be in flight: `limit`, from 1 to `maximum`.
 
     Call `begin` before a request and `end` after it; both are cheap. Times are of the monotonic
-    clock. Only accepted requests are timed: an error's latency says nothing of theirs.
+    clock. Only accepted requests are timed, because the latency of errors is unrelated to theirs.
     """
 
     def __init__(self, maximum: int, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -59,11 +60,11 @@ class AdaptiveLimit:
         self.limit = min(FIRST_LIMIT, maximum)
         self._held = FIRST_HELD
         self._in_flight = 0
-        # Latency of a service with nothing to wait for, as far as is known, and of the last round.
+        # Estimated latency of the unloaded service, and the mean latency of the last round.
         self._unloaded = math.inf
         self._latency = 0.0
         self._is_doubling = True
-        # The highest level that is not known to be refused, and when to try a higher one.
+        # The highest limit not known to be refused, and when to try a higher one.
         self._ceiling = maximum
         self._trial_seconds = FIRST_TRIAL_SECONDS
         self._next_trial_at = 0.0
@@ -74,18 +75,19 @@ class AdaptiveLimit:
         self._before: tuple[int, float] | None = None
         self._is_dip = False
         self._dip_at = clock() + DIP_SECONDS
-        # The round: requests that began late enough to show what the limit does.
+        # The current round. Only requests sent after `_measured_from` count, as they show the
+        # effect of the current limit.
         self._measured_from = -math.inf
         self._was_full = False
         self._samples = 0
         self._sum = self._squares = 0.0
 
     def most_held(self) -> int:
-        """Return how many deliveries to hold, so that there is always one to send.
+        """Return the number of deliveries to prefetch, so that there is always one to send.
 
-        It follows the limit in large steps: each change interrupts consuming for a moment.
-        Holding the maximum instead would starve other workers on the queue, and count a return
-        of so many more messages when this one dies.
+        It follows the limit in large steps, because each change interrupts consuming briefly.
+        Prefetching the maximum instead would starve other workers of the queue, and would increment
+        the delivery count of all those messages if this worker dies.
         """
         while self._held < self.limit * 1.5:
             self._held *= HELD_FACTOR
@@ -94,14 +96,14 @@ class AdaptiveLimit:
         return min(self._held, self._maximum)
 
     def begin(self) -> float:
-        """Note that a request goes out; return the time, for `end`."""
+        """Note that a request is sent; return the time, for `end`."""
         self._in_flight += 1
         if self._in_flight >= self.limit:
             self._was_full = True
         return self._clock()
 
     def end(self, began: float, answer: Answer | None) -> None:
-        """Note how a request ended; None when nobody waited for its answer."""
+        """Note the end of a request; `answer` is None if it was cancelled."""
         self._in_flight -= 1
         if answer is None:
             return
@@ -116,7 +118,7 @@ class AdaptiveLimit:
 
     def _refuse(self, began: float, retry_after_seconds: float) -> None:
         if began <= self._cut_at:
-            # It left before the cut, so the level was too high by one more.
+            # It was sent before the cut, so the previous level was too high by one more.
             self._ceiling = max(self.limit, self._ceiling - 1)
             return
         now = self._clock()
@@ -129,7 +131,8 @@ class AdaptiveLimit:
             rarely = RETRY_AFTERS_PER_TRIAL * retry_after_seconds
             self._next_trial_at = now + max(self._trial_seconds, rarely)
         else:
-            # It refuses at any level: it is down rather than full, and its real limit is unknown.
+            # The service refuses at any level: it is down, not overloaded, and its real limit is
+            # unknown.
             self._ceiling = self._maximum
         self._is_doubling = True
         self._accepted_since_cut = False
@@ -164,7 +167,7 @@ class AdaptiveLimit:
             self._start_round(now)
 
     def _learn_unloaded(self, mean: float, margin: float) -> None:
-        """Keep the lowest latency, and take a higher one when no queue of ours makes it."""
+        """Keep the lowest latency, or accept a higher one that our requests did not cause."""
         if self._before is not None:
             limit, latency = self._before
             share = self.limit / limit
@@ -173,7 +176,7 @@ class AdaptiveLimit:
         self._unloaded = min(self._unloaded, mean + margin)
 
     def _choose(self, now: float, latency: float) -> int:
-        """Return the limit after a round in which all of this one was used."""
+        """Return the next limit after a round in which the current one was fully used."""
         gradient = min(1.0, LATENCY_TOLERANCE * self._unloaded / latency) if latency > 0 else 1.0
         wanted = self._maximum
         if gradient < 1:
@@ -195,7 +198,7 @@ class AdaptiveLimit:
             return min(int(self.limit + step), self._ceiling)
         if now < self._next_trial_at or self.limit == self._maximum:
             return self.limit
-        # A trial goes one above, so it costs one refusal at most.
+        # A trial raises the limit by one, so it costs at most one refusal.
         self._ceiling = self._maximum
         self._is_doubling = False
         self._trial_level = self.limit + 1
@@ -204,7 +207,8 @@ class AdaptiveLimit:
     def _change(self, limit: int, now: float) -> None:
         if limit != self.limit:
             self.limit = limit
-            # Connections are opened, and the service's queue grows or shrinks, for a while.
+            # For the time of one latency, new connections are opened and the service's queue
+            # adjusts.
             now += self._latency
         self._start_round(now)
 

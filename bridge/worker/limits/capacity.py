@@ -1,6 +1,6 @@
-"""How many requests may be in flight at once, and how many deliveries to hold for them.
+"""The number of requests that may be in flight, and of deliveries to prefetch for them.
 
-Both are fixed, or follow the service with `worker.concurrency: auto` (see `adaptive_limit`).
+Both are fixed, or adapt to the service with `worker.concurrency: auto` (see `adaptive_limit`).
 """
 
 import asyncio
@@ -17,25 +17,25 @@ from bridge.worker.limits.slots import Slots
 
 log = Log(__name__)
 
-# Of so many slots one has a delivery to spare. A slot is free once the ack is written, but the
-# delivery keeps its place of the prefetch until the broker has read that: without spare ones, slots
-# would be empty for these milliseconds. Each has to wait here while another worker may have a free
-# slot, so that they are few.
+# One spare delivery is prefetched for this many slots. A slot is free once the ack is written, but
+# the delivery occupies the prefetch until the broker has read the ack: without spare deliveries,
+# slots would be empty for these milliseconds. There are few, because each waits here while another
+# worker may have a free slot.
 SLOTS_PER_SPARE: Final = 10
-# A limit that follows the service is logged when it is higher or lower by this factor.
+# The adaptive limit is logged when it has changed by this factor.
 LOGGED_FACTOR: Final = 2
-# It moves all the time, and the metric shows each move.
+# Interval of the check; the limit changes all the time, and the metric shows each change.
 LOG_SECONDS: Final = 15.0
 
 
 class Capacity:
-    """The slots of one worker, of which each request in flight has one.
+    """The slots of one worker; each request in flight occupies one.
 
-    `most_held`: how many deliveries to hold, so that there is always one to send. `changed` is set
-    when it is another number than before. `until_ack`: what may have been sent, and is not sent
-    again, keeps its slot until its ack has left, so that a worker that is killed leaves no more
-    of such messages than there are slots. A limit that follows the service is about that alone, and
-    may be 1: there, no more deliveries are held than requests may ever be in flight.
+    `most_held`: number of deliveries to prefetch, so that there is always one to send. `changed` is
+    set when it changes. `until_ack`: a message that may have been sent, and is not retried, keeps
+    its slot until its ack is written, so that a killed worker leaves at most as many such messages
+    as there are slots. This does not apply to the adaptive limit, which only follows the service
+    and may be 1; with it, no more deliveries are prefetched than requests may ever be in flight.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Capacity:
         )
         self._slots = Slots(self._adaptive.limit if self._adaptive else settings.most_in_flight)
         self._logged_limit = self._slots.limit
-        # With ordering, deliveries wait for each other here, and holding fewer helps no other
+        # With ordering, deliveries wait for each other here, and a smaller prefetch helps no other
         # worker.
         self._holds_most = self._adaptive is None or settings.ordering == "recipient"
         self.until_ack = self._adaptive is None
@@ -66,45 +66,45 @@ class Capacity:
 
     @property
     def limit(self) -> int:
-        """How many requests may be in flight now."""
+        """Number of requests that may be in flight now."""
         return self._slots.limit
 
     def free_slot(self) -> "RequestSlot | None":
-        """Take a slot if there is one that nobody waits for; a `with` block gives it back."""
+        """Take a slot if one is free and no delivery waits for it; use it in a `with` block."""
         return RequestSlot(self, self._slots) if self._slots.acquire_free() else None
 
     async def slot(self, waits: Waits, *, is_urgent: bool = False) -> "RequestSlot":
-        """Wait for a slot, which `waits` measures; a `with` block gives it back."""
+        """Wait for a slot, measured by `waits`; use it in a `with` block."""
         with waits("slot"):
             await self._slots.acquire(is_urgent=is_urgent)
         return RequestSlot(self, self._slots)
 
     async def keep_logging(self) -> NoReturn:
-        """Log the limit every few seconds, if it is another one than was logged last."""
+        """Check every few seconds whether to log the limit."""
         while True:
             self.log_limit()
             await asyncio.sleep(LOG_SECONDS)
 
     def log_limit(self) -> None:
-        """Log the limit if it has at least doubled or halved since it was logged last."""
+        """Log the limit if it has at least doubled or halved since it was last logged."""
         low, high = sorted((self.limit, self._logged_limit))
         if high >= low * LOGGED_FACTOR:
             self._logged_limit = self.limit
             log.info("concurrency_changed", queue=self._queue, limit=self.limit)
 
     def begin(self) -> float:
-        """Note that a request goes out; pass the time that is returned to `end`."""
+        """Note that a request is sent; pass the returned time to `end`."""
         return 0.0 if self._adaptive is None else self._adaptive.begin()
 
     def end(self, began: float, answer: Answer | None) -> None:
-        """Note how a request ended, None when nobody waited for its answer; the limit follows."""
+        """Note the end of a request and adapt the limit; None if the request was cancelled."""
         if self._adaptive is not None:
             self._adaptive.end(began, answer)
             if self._adaptive.limit != self.limit:
                 self._follow(self._adaptive)
 
     def _follow(self, adaptive: AdaptiveLimit) -> None:
-        """Have so many requests in flight from now on; those that are stay so."""
+        """Apply the adaptive limit; requests in flight stay in flight."""
         self._slots.resize(adaptive.limit)
         if not self._holds_most and (held := adaptive.most_held()) != self.most_held:
             self.most_held = held
@@ -112,9 +112,9 @@ class Capacity:
 
 
 class RequestSlot:
-    """The place of one request among those in flight; a `with` block gives it back.
+    """The slot of one request; leaving its `with` block frees it.
 
-    Call `begin` when the request leaves, and set `answer` when it is there.
+    Call `begin` when the request is sent, and set `answer` when the answer has arrived.
     """
 
     __slots__ = ("_began", "_capacity", "_is_kept", "_slots", "answer")
@@ -136,10 +136,10 @@ class RequestSlot:
             self._slots.give_back()
 
     def begin(self) -> None:
-        """Note that the request leaves."""
+        """Note that the request is sent."""
         self._began = self._capacity.begin()
 
     def keep(self) -> Callable[[], None]:
-        """Hold it beyond the block; return what gives it back, to be called once."""
+        """Keep the slot after the block; return the function that frees it, to be called once."""
         self._is_kept = True
         return self._slots.give_back

@@ -1,11 +1,11 @@
-"""How fast to send: the worker's rate limit, that of each sender, and the start after an outage.
+"""Rate limits: of the worker, of each sender, and during the slow start after an outage.
 
-A delivery over a limit waits in the limit's line. Only the first in line takes a token, so that
-while it is held up, by a missing slot or by `Retry-After`, no tokens pile up behind it to be spent
-in one burst later.
+A delivery over a limit waits in a line. Only the first in line takes a token. If it is delayed by a
+missing slot or by `Retry-After`, no tokens are taken by deliveries behind it, which would all be
+spent in one burst later.
 
-The line of one sender is short. A delivery that would have to wait for longer is given a time, and
-waits for it on the retry ladder, so that one sender's messages never fill the prefetch.
+The line of a sender is short. A delivery that would wait too long is assigned a time and waits for
+it on a retry queue, so that one sender's messages never fill the prefetch.
 """
 
 import asyncio
@@ -20,16 +20,16 @@ from bridge.worker.delivery import MAX_HOLD_SECONDS, Waits
 from bridge.worker.limits.slots import Slots
 from bridge.worker.metrics import WorkerMetrics
 
-# After an outage: the rate at first, and for how long it doubles every second.
+# Slow start after an outage: the initial rate, and how long it doubles every second.
 SLOW_START_PER_SECOND: Final = 10.0
 SLOW_START_SECONDS: Final = 10.0
-# A timer may go off so much before its time, and the token is there by then but for this.
+# A timer may fire this much early; a token that is due within this time counts as available.
 EARLY_SECONDS: Final = 0.001
-# How long to wait for a token before looking again: the rate may be another one meanwhile.
+# Maximum wait before checking again, because the rate may have changed meanwhile.
 LOOK_AGAIN_SECONDS: Final = 1.0
 MAX_SENDERS: Final = 1000
-# How many deliveries may wait here for the limits of their senders, besides those that can be sent.
-# The room grows and shrinks in large steps: each change interrupts consuming for a moment.
+# Number of deliveries that may wait here for their sender's limit, in addition to those that can be
+# sent. It changes in large steps, because each change interrupts consuming briefly.
 FIRST_ROOM: Final = 16
 MAX_ROOM: Final = 1024
 ROOM_FACTOR: Final = 4
@@ -38,7 +38,7 @@ FIRST_SHARE_SECONDS: Final = 10.0
 
 
 class TokenBucket:
-    """Lets `per_second` through on average and `burst` at once."""
+    """A token bucket: `per_second` on average, `burst` at once."""
 
     def __init__(self, per_second: float, burst: float, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -48,27 +48,27 @@ class TokenBucket:
         self._at = clock()
 
     def take(self) -> float:
-        """Take a token, on credit if need be, and return how many seconds to wait for it."""
+        """Take a token, on credit if necessary; return the seconds until it is covered."""
         self._fill()
         self._tokens -= 1
         return max(0.0, -self._tokens / self.per_second)
 
     def seconds_until(self, number: int) -> float:
-        """Return how many seconds it takes until there are so many tokens."""
+        """Return the seconds until there are `number` tokens."""
         self._fill()
         return max(0.0, (number - self._tokens) / self.per_second)
 
     def give_back(self) -> None:
-        """Undo a `take` that is not used."""
+        """Return a token that was not used."""
         self._tokens += 1
 
     def fill_from(self, moment: float) -> None:
-        """Keep no more tokens than have been added since a moment."""
+        """Reduce the tokens to those added since `moment`."""
         self._fill()
         self._tokens = min(self._tokens, (self._clock() - moment) * self.per_second)
 
     def resize(self, per_second: float, burst: float) -> None:
-        """Change the rate; what has been used stays used."""
+        """Change the rate and the burst; used tokens stay used."""
         self._fill()
         self.per_second = per_second
         self._burst = burst
@@ -81,9 +81,9 @@ class TokenBucket:
 
 
 class SlowStart(TokenBucket):
-    """Lets a few through a second, and twice as many each second later.
+    """A token bucket whose rate starts low and doubles every second.
 
-    They are shared by so many `workers`, which begin together.
+    The rate is divided by `workers`, all of which start at the same time.
     """
 
     def __init__(self, workers: int, clock: Callable[[], float]) -> None:
@@ -93,7 +93,7 @@ class SlowStart(TokenBucket):
 
     @property
     def is_over(self) -> bool:
-        """Whether it limits nothing any more."""
+        """Whether the slow start has ended."""
         return self._clock() - self._began_at > SLOW_START_SECONDS
 
     def _fill(self) -> None:
@@ -103,10 +103,11 @@ class SlowStart(TokenBucket):
 
 
 class WaitingLine:
-    """The deliveries that wait for the same tokens, in order of arrival, the urgent ones first.
+    """The deliveries that wait for the same tokens, in order of arrival, urgent ones first.
 
-    The first waits until there is a token, and takes it when it goes: were it taken before, those
-    that come in the meantime could go beside it, one more than the burst.
+    The first in line waits until there is a token, and takes it only when it is sent. If it took
+    the token earlier, the bucket would refill while it waits, and the burst could be exceeded by
+    one.
     """
 
     def __init__(self, *buckets: TokenBucket) -> None:
@@ -117,22 +118,22 @@ class WaitingLine:
 
     @property
     def holds_up(self) -> bool:
-        """Whether a delivery that comes now has to wait."""
+        """Whether a delivery that arrives now has to wait."""
         return self.waiting > 0 or self.wait_seconds() > 0
 
     def wait_seconds(self) -> float:
-        """Return how long a delivery that comes now waits for its token."""
+        """Return the seconds that a delivery that arrives now waits for its token."""
         return self._seconds_until(self.waiting + 1)
 
     def urgent_wait_seconds(self) -> float:
-        """Return how long an urgent one that comes now waits, which passes all that are not."""
+        """Return the seconds that an urgent delivery waits; it overtakes ordinary ones."""
         return self._seconds_until(self._urgent_waiting + self._first_place.taken + 1)
 
     def _seconds_until(self, tokens: int) -> float:
         return max((bucket.seconds_until(tokens) for bucket in self.buckets), default=0.0)
 
     async def come_first(self, *, is_urgent: bool) -> None:
-        """Wait to be the first of the line, then until there is a token; `leave` must be called."""
+        """Wait to be the first in line, then for a token. The caller must call `leave`."""
         self.waiting += 1
         self._urgent_waiting += is_urgent
         try:
@@ -152,7 +153,7 @@ class WaitingLine:
             raise
 
     def leave(self, *, with_token: bool) -> None:
-        """Let the next one be the first; a token that this one does not take is there for it."""
+        """Make room for the next in line; without `with_token` the token is left for it."""
         if with_token:
             for bucket in self.buckets:
                 bucket.take()
@@ -163,7 +164,8 @@ class WaitingLine:
 class SenderLine(WaitingLine):
     """The line of one sender.
 
-    `plan` gives each message that comes its time, on credit; the line's own bucket holds the rate.
+    `plan` is a bucket taken on credit, which assigns each arriving message its time. The line's own
+    bucket enforces the rate.
     """
 
     def __init__(self, bucket: TokenBucket, plan: TokenBucket) -> None:
@@ -172,9 +174,9 @@ class SenderLine(WaitingLine):
 
 
 class RateToken:
-    """A delivery's leave to go under the limits: the first place of some lines, a token of each.
+    """Permission to send one delivery: the first place in some lines, and a token of each.
 
-    Spend it when the delivery goes. Until then the next one in line waits behind it.
+    Call `spend` when the delivery is sent. Until then the next in line waits behind it.
     """
 
     def __init__(self) -> None:
@@ -182,17 +184,17 @@ class RateToken:
         self._lines: list[WaitingLine] = []
 
     async def wait_in(self, line: WaitingLine, *, is_urgent: bool) -> None:
-        """Wait for the first place of one more line, and for a token there."""
+        """Wait for the first place in one more line, and for a token there."""
         await line.come_first(is_urgent=is_urgent)
         self._lines.append(line)
 
     def spend(self) -> None:
-        """Go, and let the next one in line wait for a token of its own."""
+        """Take the tokens, and leave the lines to the next deliveries."""
         self.is_spent = True
         self._leave(with_token=True)
 
     def give_back(self) -> None:
-        """Stay after all, and let the next one in line have the token."""
+        """Leave the lines without taking the tokens."""
         self._leave(with_token=False)
 
     def _leave(self, *, with_token: bool) -> None:
@@ -201,7 +203,7 @@ class RateToken:
 
 
 class _Unlimited:
-    """Hands out one shared token: without a limit, a message should cost nothing here."""
+    """Returns one shared token: without a limit, a message has no cost here."""
 
     def __init__(self) -> None:
         self._token = RateToken()
@@ -214,10 +216,10 @@ class _Unlimited:
 
 
 class RateLimits:
-    """The limits of one worker. Times are of the monotonic clock.
+    """The rate limits of one worker. Times are of the monotonic clock.
 
-    `most_wait_seconds`: who waits for its sender's limit for longer is sent up the ladder.
-    `changed` is set when `most_held` may say something else.
+    `most_wait_seconds`: a delivery that would wait longer for its sender's limit moves to a retry
+    queue. `changed` is set when `most_held` may have changed.
     """
 
     def __init__(
@@ -234,11 +236,11 @@ class RateLimits:
         self.changed = changed
         self._metrics = metrics
         self._clock = clock
-        # Then nothing is sent before `share_with` has been called with the number of workers.
+        # Shared by all workers: nothing is sent until the number of workers is known.
         self.is_shared = limit.scope == "cluster" and any((limit.per_second, limit.per_sender))
         self._workers = 1
         self._last_seen: int | None = None
-        # Before that nobody knows what others have used.
+        # Tokens used by other workers before this time are unknown.
         self._shared_since = clock()
         self._is_share_known = asyncio.Event()
         self._common = WaitingLine()
@@ -253,17 +255,17 @@ class RateLimits:
         self._room = FIRST_ROOM
 
     def share_with(self, consumers: int) -> None:
-        """Divide the limits by the number of workers on the queue, as seen every second.
+        """Divide the limits by the number of workers on the queue, which is counted every second.
 
-        The larger of two counts in a row is used: workers that start together do not see each other
-        at once.
+        The larger of the last two counts is used, because workers that start together do not see
+        each other at once.
         """
         seen, self._last_seen = self._last_seen, consumers
         if seen is not None:
             self.divide_by(max(seen, consumers))
 
     def divide_by(self, workers: int) -> None:
-        """Divide the limits by the number of workers, which is known for certain."""
+        """Divide the limits by a number of workers that is known for certain."""
         if not self.is_shared or (workers == self._workers and self._knows_share):
             return
         self._workers = max(workers, 1)
@@ -277,7 +279,7 @@ class RateLimits:
         self._start()
 
     def _start(self) -> None:
-        """Begin with empty buckets, once it is known how many workers fill them."""
+        """Start with empty buckets once the number of workers is known."""
         if self._is_share_known.is_set():
             return
         self._shared_since = self._clock()
@@ -291,7 +293,7 @@ class RateLimits:
         return not self.is_shared or self._is_share_known.is_set()
 
     async def _until_share_is_known(self) -> None:
-        """Wait for the first count, for FIRST_SHARE_SECONDS at most: the broker may not answer."""
+        """Wait for the first count, at most FIRST_SHARE_SECONDS: the broker may not answer."""
         if self._knows_share:
             return
         try:
@@ -301,7 +303,7 @@ class RateLimits:
             self._start()
 
     def most_held(self, concurrency: int) -> int:
-        """Return how many deliveries to take: those that are to be sent, and room for who waits."""
+        """Return the prefetch: `concurrency` messages to send, plus room for waiting ones."""
         held = concurrency
         if self._bucket is not None:
             held = max(1, min(held, int(self._bucket.per_second * MAX_HOLD_SECONDS)))
@@ -314,9 +316,9 @@ class RateLimits:
         return held + self._room
 
     def seconds_on_ladder(self, sender: str, *, planned_in_seconds: float | None = None) -> float:
-        """Return in how many seconds a delivery has its turn, 0 when it is to wait for it here.
+        """Return the seconds that a delivery has to wait on a retry queue; 0 if it can wait here.
 
-        `planned_in_seconds` is what is left of the time that it was given before, if it was.
+        `planned_in_seconds` is the rest of its assigned time, if it has one.
         """
         common = self._common_line()
         if common.buckets and (wait := common.wait_seconds()) > MAX_HOLD_SECONDS:
@@ -329,15 +331,15 @@ class RateLimits:
         if wait <= most and here <= most and (here == 0 or self._has_room()):
             return 0.0
         if planned_in_seconds is not None and wait <= most < here:
-            # Its time has come, but others are waiting: without a new time all would come back at
+            # Its time has come, but others are waiting: without a new time, all would return at
             # once.
             wait = line.plan.take()
         return max(wait, here)
 
     def urgent_seconds_on_ladder(self, sender: str) -> float:
-        """Return in how many seconds an urgent delivery has its turn, 0 when it waits for it here.
+        """Return the seconds that an urgent delivery waits on a retry queue; 0 if it waits here.
 
-        It waits behind other urgent ones only, and takes no time in the plan of its sender.
+        It waits behind other urgent deliveries only, and is not assigned a time.
         """
         line, common = self._sender_line(sender), self._common_line()
         wait = max(one.urgent_wait_seconds() for one in (common, line or common))
@@ -346,9 +348,9 @@ class RateLimits:
     def token(
         self, sender: str, waits: Waits, *, is_urgent: bool = False
     ) -> AbstractAsyncContextManager[RateToken]:
-        """Wait in line until a request of this sender may go; `waits` measures that.
+        """Wait until a request of this sender may be sent; `waits` measures the wait.
 
-        What is not spent within the `async with` block is given back at its end.
+        A token that is not spent within the `async with` block is returned when the block ends.
         """
         line, common = self._sender_line(sender), self._common_line()
         if line is None and not common.buckets:
@@ -356,7 +358,7 @@ class RateLimits:
         return self._limited(line, common, waits, is_urgent=is_urgent)
 
     def start_slowly(self, *, workers: int = 1) -> None:
-        """Let few requests of all `workers` through at first, and twice as many each second."""
+        """Start slowly after an outage, with a rate divided among all `workers`."""
         self._end_slow_start()
         self._slow_start = SlowStart(workers, self._clock)
         self._common.buckets.append(self._slow_start)
@@ -421,7 +423,7 @@ class RateLimits:
         return line
 
     def _forget_a_sender(self) -> None:
-        """Forget the sender that has been silent for longest."""
+        """Forget the sender that has been idle for longest."""
         silent = next((name for name, line in self._by_sender.items() if not line.waiting), None)
         if silent is not None:
             del self._by_sender[silent]

@@ -1,19 +1,19 @@
-"""A semaphore whose size can change, and for which the urgent wait less than the others."""
+"""A semaphore with an adjustable size and a fast lane for urgent messages."""
 
 import asyncio
 import contextlib
 from collections import deque
 from typing import Final
 
-# While both wait, each that is not urgent goes after so many urgent ones: neither can starve the
-# other.
+# While both lanes have waiters, one ordinary waiter follows this many urgent ones, so that neither
+# lane can starve the other.
 URGENT_IN_A_ROW: Final = 8
 
 
 class Slots:
-    """A number of slots; those that are held stay held when there are fewer.
+    """A number of slots. If the number shrinks, occupied slots stay occupied.
 
-    Who waits is served in the order of the calls; the urgent come first, but for one in nine.
+    Waiters are served in the order of their calls, the urgent ones first, except for one in nine.
     """
 
     def __init__(self, limit: int) -> None:
@@ -24,14 +24,14 @@ class Slots:
         self._urgent_in_a_row = 0
 
     def acquire_free(self) -> bool:
-        """Take a slot if there is one that nobody waits for, and say whether."""
+        """Take a slot if one is free and nothing waits for it; return whether that succeeded."""
         if self.taken < self.limit and not self._others and not self._urgent:
             self.taken += 1
             return True
         return False
 
     async def acquire(self, *, is_urgent: bool = False) -> None:
-        """Take a slot; wait for one if need be."""
+        """Take a slot; wait for one if necessary."""
         if self.acquire_free():
             return
         handed_over = asyncio.get_running_loop().create_future()
@@ -45,18 +45,18 @@ class Slots:
                     waiting.remove(handed_over)
                 self._hand_out()
             else:
-                # It was given a slot just before it was cancelled.
+                # It received a slot just before it was cancelled.
                 self.give_back()
             raise
 
     def give_back(self) -> None:
-        """Give a slot back."""
+        """Free a slot, and pass it to the next waiter."""
         self.taken -= 1
         if self._others or self._urgent:
             self._hand_out()
 
     def resize(self, limit: int) -> None:
-        """Change how many there are."""
+        """Change the number of slots."""
         self.limit = limit
         self._hand_out()
 
