@@ -1,1 +1,1 @@
-"""One POST to the SMS service: how it is written, sent, and its answer read."""
+"""One SMS service: account, circuit breaker, request format, transport and reading of answers."""

@@ -1,7 +1,7 @@
-"""An account at an SMS service: everything between a message that is read and its outcome.
+"""One account at an SMS service: takes a parsed message and returns its outcome.
 
-A delivery waits for its time, for the circuit breaker, for a token of the rate limits and for a
-slot, in this order; then its request is posted, and the breaker says what the answer means.
+A delivery waits until it is due, then for the circuit breaker, for a token of the rate limits and
+for a slot, in this order. Then its request is posted, and the breaker interprets the answer.
 """
 
 import asyncio
@@ -26,15 +26,15 @@ from bridge.worker.service.sender import Sender, open_transport
 from bridge.worker.service.shape import Shape
 from bridge.worker.spans import WorkerSpans
 
-# What another worker would send again if this one were killed before the ack.
+# Another worker would send these again if this one were killed before the ack.
 _MAY_BE_SENT: Final = frozenset((Fate.SENT, Fate.UNCERTAIN))
 
 
 class Account:
-    """One account at an SMS service: posts its messages, when it may be posted to.
+    """One account at an SMS service: posts messages when that is allowed.
 
-    `sender` posts, `breaker` and its rate limits say when, `capacity` how many at once. `changed`
-    is set when more or fewer messages should be taken than before. `now` returns unix seconds.
+    `sender` posts; `breaker` and its rate limits decide when, `capacity` how many at once.
+    `changed` is set when the prefetch should change. `now` returns unix seconds.
     """
 
     def __init__(
@@ -47,7 +47,8 @@ class Account:
         metrics: WorkerMetrics,
         now: Callable[[], float] = time.time,
     ) -> None:
-        # Read for each message; an attribute of a model takes ten times as long as one of ours.
+        # Copied, because reading a pydantic attribute takes ten times as long and happens per
+        # message.
         self._max_age_seconds = settings.max_age
         self._policy = Policy.of(settings)
         self._sender = sender
@@ -66,7 +67,7 @@ class Account:
         metrics.concurrency_limit.labels(settings.queue).set_function(lambda: capacity.limit)
 
     def most_held(self) -> int:
-        """Return how many deliveries to hold now: enough to send, or to probe while it is open."""
+        """Return the current prefetch: enough to send, or for a probe while the breaker is open."""
         self.breaker.end_passed_wait()
         if self.breaker.paused:
             return self.breaker.probes_wanted
@@ -74,15 +75,15 @@ class Account:
 
     @property
     def most_sendable(self) -> int:
-        """How many deliveries can be held to be sent, whatever stops them now."""
+        """Prefetch that sending needs at most, regardless of what stops it now."""
         return self._capacity.most_held
 
     async def keep_logging(self) -> NoReturn:
-        """Log the concurrency limit now and then, if it follows the service."""
+        """Log the concurrency limit from time to time if it is adaptive."""
         await self._capacity.keep_logging()
 
     def stop(self) -> None:
-        """Post no more requests: what has not left goes back to the queue."""
+        """Post no more requests: messages that are not in flight return to the queue."""
         self._is_stopping = True
         self.breaker.leave()
 
@@ -91,12 +92,12 @@ class Account:
         await self._sender.aclose()
 
     async def send(self, delivery: Delivery, request: SendRequest) -> Outcome:
-        """Post a delivery's request when it may go, and return what becomes of the delivery.
+        """Post a delivery's request when that is allowed, and return the outcome.
 
-        A message that the service wants later, but soon, is held here and posted again. What may
-        have been sent may keep its slot: call the delivery's `free_slot` after its ack.
-        Raises BrokerError when the delivery goes back to the queue: its session is over, or the
-        worker stops. Cancelled, it gives back what it held: its place, its token, its slot.
+        A message for which the service wants a short wait stays here and is posted again. If the
+        message may have been sent, the delivery may keep its slot: call its `free_slot` after the
+        ack. Raises BrokerError if the delivery returns to the queue because its session is over or
+        the worker stops. If cancelled, it releases its probe, its token and its slot.
         """
         outcome: Outcome | None = None
         try:
@@ -112,12 +113,12 @@ class Account:
             self.breaker.give_up_probe(delivery.envelope.key)
         return outcome
 
-    # Before it goes
+    # Before a request is sent
 
     async def wait_until_allowed(self, delivery: Delivery, request: SendRequest) -> Outcome | None:
-        """Wait for everything that needs no slot, since slots may be few.
+        """Wait for everything that needs no slot, because slots may be scarce.
 
-        Returns None when the message may go, and its outcome if it may not, or only later.
+        Returns None if the message may be sent now, else its outcome.
         """
         if (expired := self._expired(delivery)) is not None:
             return expired
@@ -141,7 +142,7 @@ class Account:
         return None
 
     async def _wait_until_due(self, delivery: Delivery, not_before: float) -> Retried | None:
-        """Wait for a moment that is near; one that is far is waited for on the ladder."""
+        """Wait here for a `not_before` time that is near, on a retry queue for a later one."""
         remaining = not_before - self._now()
         delay = self._policy.longest_within(remaining)
         if delay <= remaining or remaining > MAX_HOLD_SECONDS:
@@ -153,21 +154,21 @@ class Account:
         return None
 
     def _put_off_to_its_turn(self, delivery: Delivery, sender: str) -> Retried | None:
-        """Have it wait on the ladder when too many of its sender are before it."""
+        """Send the delivery to a retry queue if too many messages of its sender precede it."""
         now, planned = self._now(), delivery.envelope.turn_at
         seconds = self.rates.seconds_on_ladder(
             sender, planned_in_seconds=None if planned is None else planned - now
         )
         if not seconds:
             if planned is not None:
-                # One more try of it is given another time.
+                # Its next attempt, if any, is assigned a new time.
                 delivery.envelope = delivery.envelope._replace(turn_at=None)
             return None
         delivery.envelope = delivery.envelope._replace(turn_at=now + seconds)
         return self._put_off(seconds)
 
     def _put_off(self, seconds: float) -> Retried | None:
-        """Have it wait on the ladder for its turn; None when it has its turn here."""
+        """Send the delivery to a retry queue for `seconds`; return None if that is zero."""
         if not seconds:
             return None
         return Retried(
@@ -176,13 +177,13 @@ class Account:
             detail="the rate limit asks for a longer wait than a delivery is held",
         )
 
-    # It goes
+    # Sending
 
     async def post(self, delivery: Delivery, request: SendRequest) -> Outcome | None:
-        """Post with a token and a slot, and return what the answer means for the delivery.
+        """Post with a token and a slot, and return the outcome of the delivery.
 
-        Returns None when the message is not settled and waits here again: the service wants it a
-        little later, or the breaker opened or its time was over before it could go.
+        Returns None if the message is not settled and has to wait again: the service wants a short
+        wait, or the breaker opened or the message expired before it could be sent.
         """
         key, breaker = delivery.envelope.key, self.breaker
         async with self.rates.token(
@@ -211,18 +212,19 @@ class Account:
                         )
                         if self._capacity.until_ack and answer.fate in _MAY_BE_SENT:
                             delivery.give_slot_back = slot.keep()
-            # After most slots are given back: when this opens the breaker, a message that waited
-            # for the slot becomes the probe before the consumer looks whether to take one.
+            # After the slot is freed, unless it is kept until the ack. If this answer opens the
+            # breaker, a message that waited for the slot becomes the probe before the consumer
+            # fetches another one.
             outcome = breaker.record(answer, delivery, request)
         if isinstance(outcome, Sent):
             self._count_acceptance(delivery, request)
         elif not isinstance(outcome, Dead):
-            # It is sent again anyway.
+            # The message is sent again in any case, so its slot protects nothing.
             delivery.free_slot()
         return outcome
 
     async def _wait_for_slot(self, delivery: Delivery) -> RequestSlot:
-        """Wait for a slot, as a message that is about to go."""
+        """Wait for a slot; meanwhile the message counts as about to be sent."""
         is_other = self.breaker.line_up(delivery.envelope.key)
         try:
             return await self._capacity.slot(delivery.waits, is_urgent=delivery.is_urgent)
@@ -235,7 +237,7 @@ class Account:
         self._last_sent_at = now = self._now()
         published = delivery.envelope.dated_at
         if published is not None:
-            # What was sent ahead of its time is late only after that time.
+            # A message published before its `not_before` time is late only after that time.
             due = max(published, delivery.envelope.not_before or 0)
             age = max(0.0, now - due)
             self._acceptance_latency[delivery.queue].observe(age, delivery.trace_id)
@@ -250,10 +252,10 @@ def open_account(
     spans: WorkerSpans | None,
     metrics: WorkerMetrics,
 ) -> Account:
-    """Make the account that settings describe, with its connections, breaker and limits.
+    """Create the account that the settings describe, with its connections, breaker and limits.
 
-    `changed` is set when more or fewer deliveries should be held than before. Raises ConfigError
-    when a certificate file cannot be used.
+    `changed` is set when the prefetch should change. Raises ConfigError if a certificate file
+    cannot be used.
     """
     own, policy = settings.worker, Policy.of(settings.worker)
     rates = RateLimits(
@@ -281,7 +283,7 @@ def open_account(
 
 
 def _age_of(envelope: Envelope) -> str:
-    """Say from when a message's age is counted, and what is wrong with its timestamp."""
+    """Describe from when a message's age is counted, and what is wrong with its timestamp."""
     if envelope.is_ahead:
         return "counted from its first delivery: its timestamp lies in the future"
     if envelope.published_at is None:

@@ -1,4 +1,4 @@
-"""How the SMS API knows us: the header that is made of the secrets in `sms_api`."""
+"""The login at the SMS API: an HTTP header built from the secrets in `sms_api`."""
 
 import base64
 from typing import Final, assert_never
@@ -11,15 +11,15 @@ from bridge.credentials import Credential, check_header_value
 from bridge.errors import ConfigError
 from bridge.worker.service.transport import Header
 
-# Shorter ones stand in many codes by chance.
+# Shorter strings occur in many codes by chance.
 MIN_PART_CHARACTERS: Final = 6
 _NOTHING: Final = SecretStr("")
 
 
 class ApiLogin:
-    """What the SMS API knows us by: account, key, perhaps a user name; and the header of them.
+    """Account, key and user name at the SMS API, and the header built from them.
 
-    Raises ConfigError that names the setting when a secret cannot be read, or stand in a header.
+    Raises ConfigError that names the setting if a secret cannot be read, or is invalid in a header.
     """
 
     def __init__(self, settings: SmsApiSettings) -> None:
@@ -29,17 +29,17 @@ class ApiLogin:
         self.account = settings.account or ""
         self.key = _key(settings)
         self.username = _username(settings)
-        # Each may be a secret.
+        # Each configured header may be a secret.
         self._constants = [value.get_secret_value() for value in settings.request.headers.values()]
         self._has_username_file = settings.auth.username_file is not None
 
     @property
     def watched(self) -> tuple[Credential, ...]:
-        """The secrets that are to be read again when their files change."""
+        """The secrets to read again when their files change."""
         return (self.key, self.username) if self._has_username_file else (self.key,)
 
     def header(self) -> Header | None:
-        """Make the header of the secrets as they are now."""
+        """Build the header from the current secrets."""
         key = self.key.current.encode()
         match self._scheme:
             case "bearer":
@@ -56,9 +56,9 @@ class ApiLogin:
                 assert_never(self._scheme)
 
     def is_repeated(self, code: str) -> bool:
-        """Whether what a service answered as a code has a secret, or a part of one, in it."""
+        """Whether an error code from the service contains a secret or a part of one."""
         _, value = self.header() or (b"", b"")
-        # Basic is in base64, whose = no code has.
+        # Basic credentials are in base64; a code never contains its padding (=).
         sent = value.decode().rpartition(" ")[2].rstrip("=")
         return any(
             (len(secret) >= MIN_PART_CHARACTERS and secret in code)
@@ -71,7 +71,7 @@ def _key(settings: SmsApiSettings) -> Credential:
     if not settings.needs_key:
         return Credential("sms_api.key", value=_NOTHING)
     name = "sms_api.key" if settings.key_file is None else "sms_api.key_file"
-    # What is encoded, in Basic or in the body, may hold any character.
+    # Encoded keys, for Basic or in the body, may contain any character.
     is_encoded = settings.auth.scheme in {"basic", "none"}
     check = _check_characters if is_encoded else check_header_value
     return Credential(name, value=settings.key, file=settings.key_file, check=check)
@@ -90,7 +90,7 @@ def _username(settings: SmsApiSettings) -> Credential:
 
 def _check_username(key: str, value: str) -> str:
     if ":" in value:
-        # RFC 7617, 2: what follows the first colon is the password.
+        # RFC 7617, 2: everything after the first colon is the password.
         raise ConfigError(f"{key}: must not hold a colon")
     return value
 

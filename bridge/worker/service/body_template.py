@@ -1,4 +1,4 @@
-"""The body of a request in the form that a service wants: prepared once, filled in for each."""
+"""Request bodies in the configured format: a template prepared once and filled per message."""
 
 import functools
 import hashlib
@@ -19,7 +19,7 @@ from bridge.worker.segments import count_segments
 from bridge.worker.service.api_login import ApiLogin
 
 WriteBody = Callable[[SendRequest, Envelope], bytes]
-# What a placeholder stands for in one message.
+# Reads the value of a placeholder from a message.
 _Read = Callable[[SendRequest, Envelope], str]
 _ReaderOf = Callable[[Slot], _Read]
 
@@ -28,18 +28,19 @@ _FORM_CHARACTERS: Final = str.maketrans({chr(n): quote_plus(chr(n)) for n in ran
 
 
 def write_json(value: object) -> bytes:
-    """Write JSON in ASCII: a service that reads by another charset than UTF-8 reads the same."""
+    """Write ASCII JSON, which a service reads correctly whatever charset it assumes."""
     written = to_json(value)
-    # To escape takes more than half as long again, and most texts need it not.
+    # Escaping takes more than half as long again, and most texts do not need it.
     return written if written.isascii() else to_json(value, ensure_ascii=True)
 
 
 def prepare_body(
     settings: RequestSettings, fields: Mapping[str, Any], login: ApiLogin
 ) -> WriteBody:
-    """Prepare the body with these fields; what is returned raises InvalidMessageError.
+    """Prepare a body with these fields; the returned function raises InvalidMessageError.
 
-    It does when a member that the publisher has put beside `to`, `from` and `text` has no place.
+    It does so if the message has a member besides `to`, `from` and `text` for which there is no
+    place.
     """
     read = functools.partial(_reader, login=login, digits=settings.to_format == "digits")
     match settings.body:
@@ -73,7 +74,7 @@ class _JsonBody:
 
 
 def _json_parts(value: Any, read: _ReaderOf) -> list[bytes | _Read]:  # noqa: ANN401  JSON
-    """Cut a document at its placeholders; what one stands for is written between two quotes."""
+    """Split a document at its placeholders; their values are written between quotes."""
     if isinstance(value, str):
         parts: list[bytes | _Read] = [b'"']
         for part in parse_text(value):
@@ -131,7 +132,7 @@ class _FormBody:
 
 
 def _quoted(text: str) -> str:
-    """Write a text for a form, as `quote_plus` in half its time: nearly all are ASCII."""
+    """Encode a form value like `quote_plus`, but twice as fast for ASCII, the usual case."""
     return text.translate(_FORM_CHARACTERS) if text.isascii() else quote_plus(text)
 
 
@@ -146,7 +147,7 @@ def _form_parts(value: object, read: _ReaderOf) -> list[bytes | _Read]:
 
 
 def _joined(parts: Sequence[bytes | _Read]) -> list[bytes | _Read]:
-    """Make one of constants that follow each other."""
+    """Join consecutive constants."""
     joined: list[bytes | _Read] = []
     for part in parts:
         if joined and isinstance(part, bytes) and isinstance(joined[-1], bytes):
@@ -163,7 +164,7 @@ def _no_place(name: str) -> InvalidMessageError:
 
 
 def _reader(slot: Slot, *, login: ApiLogin, digits: bool) -> _Read:
-    """Return what reads a placeholder's value off a message."""
+    """Return the function that reads a placeholder's value from a message."""
     match slot.name:
         case "to":
             return _to_in_digits if digits else lambda request, _: request.to
@@ -180,7 +181,7 @@ def _reader(slot: Slot, *, login: ApiLogin, digits: bool) -> _Read:
         case "account":
             return lambda _, __: login.account
         case "secret":
-            # Asked for each time: its file may change.
+            # Read for each message, because the file may change.
             return lambda _, __: login.key.current
         case _:
             assert_never(slot.name)
@@ -191,7 +192,7 @@ def _to_in_digits(request: SendRequest, _: Envelope) -> str:
 
 
 def _sender_in_digits(request: SendRequest, _: Envelope) -> str:
-    # A sender that is a number wants the form of one; a name is left as it is.
+    # A numeric sender is formatted like a recipient; a name stays unchanged.
     return request.sender[1:] if _NUMBER.fullmatch(request.sender) else request.sender
 
 
@@ -203,7 +204,7 @@ def _key_of(most_characters: int) -> _Read:
         key = envelope.key
         if len(key) <= most_characters:
             return key
-        # The same for each attempt, and for no other message.
+        # Identical for all attempts of a message, and different for every other message.
         return hashlib.sha256(key.encode()).hexdigest()[:most_characters]
 
     return read

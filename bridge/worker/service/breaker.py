@@ -1,13 +1,12 @@
 """The circuit breaker between the worker and one SMS service.
 
-A message asks it before its request leaves, in `wait_until_allowed`, and reports the answer:
-`classify` says whether the answer is about all messages, about this one or about its sender, and
-`record` what becomes of the message. `breaker_states` decides; this module holds the state, waits,
-and performs the effects.
+Before a request is sent, a message waits in `wait_until_allowed`. After the answer, `classify`
+decides whether it concerns all messages, this one or its sender, and `record` decides the outcome.
+`breaker_states` has the rules; this module keeps the state, waits, and performs the effects.
 
-While the breaker is open nothing is taken but one message at a time, the probe, which finds out
-when the service takes messages again. While the broker stores nothing, nothing is taken or sent
-either: the outcome could not be written down. An operator's pause is the same.
+While the breaker is open, one message at a time is prefetched: the probe, whose answer shows when
+the service accepts messages again. While the broker does not store copies, the worker neither
+consumes nor sends, because no outcome could be recorded. An operator's pause stops everything too.
 """
 
 import asyncio
@@ -32,13 +31,13 @@ from bridge.worker.service.retry_after import SenderRetryAfter
 
 log = Log(__name__)
 
-# How long deliveries that are held when the breaker opens wait for the first probe to close it.
+# How long messages already here wait for the first probe to close the breaker.
 PATIENCE_SECONDS: Final = 2.5
-# How long a message that got a 429 lets others pass once the wait is over, and how long those take
-# at most to leave: their answers show whether the wait was for all.
+# How long a message with a 429 waits for others after the wait is over, and the time those need to
+# be sent: their answers show whether the wait is for all.
 BEHIND_SECONDS: Final = 2.5
 LEAVING_SECONDS: Final = 0.05
-# During a suspected outage no more messages than this are held back.
+# Maximum number of messages delayed during a suspected outage.
 MAX_HELD_BACK: Final = 10_000
 
 News = Literal["opened", "probe_failed", "retry_after", "leaving"]
@@ -49,24 +48,24 @@ class Cluster(Protocol):
 
     @property
     def others(self) -> int:
-        """How many other workers there are."""
+        """Number of other workers."""
 
     @property
     def is_probing(self) -> bool:
-        """Whether another worker probes, so that this one does not."""
+        """Whether another worker sends the probe, so that this one does not."""
 
     def publish(self, news: News, state: Breaker) -> None:
-        """Tell the others what this worker has found out, or that it takes nothing more."""
+        """Publish this worker's findings, or that it stops consuming."""
 
     def publish_closed(self, reason: PauseReason) -> None:
-        """Tell the others that the service takes messages again."""
+        """Publish that the service accepts messages again."""
 
 
 class CircuitBreaker:
-    """One worker's breaker towards one service. Times are of the monotonic clock.
+    """One worker's circuit breaker for one SMS service. Times are of the monotonic clock.
 
-    `rates` are the worker's limits, `cluster` shares what one worker finds out with all. `changed`
-    is set when more or less should be taken than before. `chance` returns a number from 0 to 1.
+    `rates` are the worker's limits; `cluster` shares findings between all workers. `changed` is set
+    when the prefetch should change. `chance` returns a number from 0 to 1.
     """
 
     def __init__(
@@ -91,14 +90,15 @@ class CircuitBreaker:
         self._classifier = FailureClassifier()
         self._sender_waits = SenderRetryAfter()
         self._breaker = Breaker(outage_after_seconds, counted_since=clock())
-        # Copies of what is asked for each message: a look into the state takes longer.
+        # Copies of values that are read for each message, because reading the state takes longer.
         self._accepted_at: float | None = None
         self._is_calm = True
         self._is_healthy = True
         self.is_paused_by_operator = False
         self.is_broker_blocked = False
         self._retry_after_ends_at = 0.0
-        # Messages whose answers may show whether a wait is for all: in flight, and about to go.
+        # Messages whose answers may show whether a wait is for all: in flight, and about to be
+        # sent.
         self._in_flight: set[int] = set()
         self._about_to_go = 0
         self._held_back: set[str] = set()
@@ -110,53 +110,53 @@ class CircuitBreaker:
 
     @property
     def state(self) -> Breaker:
-        """The state."""
+        """The current state, including the last acceptance."""
         if self._breaker.accepted_at != self._accepted_at:
             self._breaker = self._breaker._replace(accepted_at=self._accepted_at)
         return self._breaker
 
     @property
     def paused(self) -> PauseReason | None:
-        """Why nothing new is taken, or None; an operator's pause comes before any other."""
+        """Why the worker does not consume, or None; an operator's pause comes first."""
         if self.is_paused_by_operator:
             return "operator"
         return None if self._breaker.open is None else self._breaker.open.reason
 
     @property
     def takes_nothing(self) -> bool:
-        """Whether nothing new is taken on purpose, for whatever reason."""
+        """Whether the worker intentionally consumes nothing, for whatever reason."""
         return self.paused is not None or self.is_broker_blocked
 
     @property
     def is_outage_suspected(self) -> bool:
-        """Whether enough requests have failed that it is an outage if it lasts."""
+        """Whether enough requests have failed in a row that an outage is likely."""
         return self._breaker.state_at(self._clock()) is State.SUSPECTED
 
     @property
     def retry_after_seconds(self) -> float:
-        """How long the service wants no request; zero if it takes them."""
+        """Seconds until the service accepts requests again; zero if it does now."""
         return max(0.0, self._breaker.retry_after.seconds_left(self._clock()))
 
     @property
     def probes_wanted(self) -> int:
-        """How many deliveries to take while the breaker is open, so that one can be the probe."""
+        """Number of deliveries to prefetch, while the breaker is open, to find a probe."""
         if self._breaker.open is None or self.is_paused_by_operator:
             return 0
         return self._breaker.probes_wanted(self._clock(), elsewhere=self._cluster.is_probing)
 
-    # Before a request leaves
+    # Before a request is sent
 
     @property
     def is_closed(self) -> bool:
-        """Whether a message may go without a question to `wait_until_allowed`."""
+        """Whether a message may skip `wait_until_allowed`."""
         return self._is_calm and not self._classifier.is_counting and self._sender_waits.is_empty
 
     async def wait_until_allowed(self, delivery: Delivery, request: SendRequest) -> Retried | None:
-        """Wait until a message may go, as far as the service is concerned.
+        """Wait until a message may be sent, as far as the service is concerned.
 
-        Returns soon if it is to wait on the retry ladder instead. During a suspected outage a
-        message that has failed is postponed once, so that its attempts are not used up before an
-        outage is recognised.
+        Returns the outcome soon if the message must wait in a retry queue instead. During a
+        suspected outage a message that has failed is delayed once, so that its attempts are not
+        used up before the outage is certain.
         """
         put_off_sender = self._wait_of_sender(request.sender)
         if put_off_sender is not None:
@@ -178,7 +178,7 @@ class CircuitBreaker:
                 return self._make_room(request.sender)
 
     def _wait_of_sender(self, sender: str) -> Retried | None:
-        """Postpone a message while its sender has to wait and others go on."""
+        """Send a message to a retry queue while its sender has to wait and others continue."""
         if self._sender_waits.is_empty:
             return None
         seconds = self._sender_waits.seconds_left(sender, now=self._clock())
@@ -193,9 +193,9 @@ class CircuitBreaker:
         return put_off("paused", self._policy, detail=detail, wait_seconds=seconds)
 
     def _make_room(self, sender: str) -> Retried | None:
-        """Postpone a message while only its sender has been asked for waits.
+        """Send a message to a retry queue while only its sender has been asked to wait.
 
-        Messages of other senders, behind a bulk of this one, show whether the wait is for all.
+        Messages of other senders, behind many of this one, show whether the wait is for all.
         """
         if not self._is_in_the_way(sender):
             return None
@@ -209,8 +209,8 @@ class CircuitBreaker:
         return may_leave and self._classifier.is_only_sender(sender)
 
     def _holds_back(self, envelope: Envelope) -> bool:
-        """Whether a message that has failed waits once for an outage to be certain."""
-        # A message that comes from such a wait, or from a pause, has been spared.
+        """Whether to delay a message that has failed, once, until an outage is certain."""
+        # A message that returns from such a delay, or from a pause, is not delayed again.
         if envelope.put_off_for == "paused" or self._breaker.failures < OUTAGE_REQUESTS:
             return False
         if envelope.key in self._held_back or len(self._held_back) >= MAX_HELD_BACK:
@@ -221,12 +221,12 @@ class CircuitBreaker:
     async def _wait_to_probe(
         self, delivery: Delivery, recipient: str, *, has_failed: bool
     ) -> Retried | None:
-        """Wait for the breaker to close, or to be its probe and have its time come."""
+        """Wait for the breaker to close, or until this message is the probe and due."""
         key = delivery.envelope.key
         while (opened := self._breaker.open) is not None and not self.is_paused_by_operator:
             now = self._clock()
             if opened.reason == "rate_limited" and recipient == self._breaker.limited_recipient:
-                # It would be answered as before; a message to another number shows more.
+                # It would get the same answer; a message to another number proves more.
                 return self._postpone(max(0.0, opened.asked_until - now))
             is_suspect = self._classifier.is_suspect(key, recipient)
             is_costly = opened.reason == "outage" and has_failed
@@ -242,7 +242,7 @@ class CircuitBreaker:
             else:
                 wait = PATIENCE_SECONDS - (now - opened.opened_at)
                 is_soon = self._breaker.is_probed_soon(now)
-                # Messages behind it may be better probes, and wait for its place.
+                # Messages behind it may be better probes, and need its place.
                 if wait <= 0 or rank is not Rank.WILLING or not is_soon:
                     return self._postpone(max(0.0, seconds_to_probe))
             with delivery.waits("probe"):
@@ -255,10 +255,10 @@ class CircuitBreaker:
         )
 
     async def _let_others_pass(self, delivery: Delivery, request: SendRequest) -> bool:
-        """Have a message that got a 429 wait behind others; say whether it has waited.
+        """Make a message with a 429 wait behind others; return whether it has waited.
 
-        If it were the first each time, it would never be known whether the wait is for all. While
-        one wait follows another it goes in the end all the same, not after all others.
+        If it went first each time, nothing would show whether the wait is for all. While one wait
+        follows another it is sent eventually, but not behind all others.
         """
         has_waited = False
         counted_to = 0.0
@@ -292,9 +292,9 @@ class CircuitBreaker:
         return max(self._retry_after_ends_at, self._breaker.closed_at) + BEHIND_SECONDS - now
 
     async def wait_for_retry_after(self, key: str) -> None:
-        """Wait while the service wants no request, or the broker stores nothing.
+        """Wait while the service wants no request, or the broker does not store copies.
 
-        If the breaker opens meanwhile the wait ends, and `may_post` says whether to ask again.
+        The wait ends if the breaker opens meanwhile; the caller must then check `may_post`.
         """
         while self.is_broker_blocked:
             await self._next_change.wait()
@@ -309,30 +309,30 @@ class CircuitBreaker:
 
     @property
     def _is_told_to_wait(self) -> bool:
-        # The clock is read only if there has been a wait.
+        # The clock is read only if there was a wait.
         ends_at = self._retry_after_ends_at
         return ends_at > 0.0 and self._breaker.open is None and ends_at > self._clock()
 
     @property
     def may_go_now(self) -> bool:
-        """Whether neither the service nor the broker wants a wait."""
+        """Whether neither the service nor the broker requires a wait."""
         return not self.is_broker_blocked and not self._is_told_to_wait
 
     def may_post(self, key: str) -> bool:
-        """Whether an allowed message may still go: the breaker has not opened but for its probe."""
+        """Whether an allowed message may still be sent; an open breaker admits only its probe."""
         if self._is_calm:
             return True
         is_let_through = self._breaker.open is None or self._breaker.is_probe(key)
         return is_let_through and not self.is_paused_by_operator
 
     def line_up(self, key: str) -> bool:
-        """Note that a message is about to go; pass the result to `leave_line`."""
+        """Note that a message is about to be sent; pass the result to `leave_line`."""
         is_other = not self._classifier.is_subject(key)
         self._about_to_go += is_other
         return is_other
 
     def leave_line(self, *, is_other: bool) -> None:
-        """Note that a message goes, or does not go."""
+        """Note that a message was sent, or will not be."""
         self._about_to_go -= is_other
 
     @property
@@ -341,23 +341,23 @@ class CircuitBreaker:
         return self._about_to_go > 0 or bool(self._in_flight)
 
     def begin(self, key: str) -> int:
-        """Note that a request leaves; `end` and `classify` want the number that is returned."""
+        """Note that a request is sent; return its number, for `end` and `classify`."""
         number = self._classifier.begin(key)
         if self._classifier.is_counting and not self._classifier.is_subject(key):
             self._in_flight.add(number)
         return number
 
     def end(self, request_number: int) -> None:
-        """Note that a request is over, whatever came of it."""
+        """Note that a request is over, however it ended."""
         if self._in_flight:
             self._in_flight.discard(request_number)
 
-    # After its answer
+    # After the answer
 
     def classify(
         self, answer: Answer, delivery: Delivery, request: SendRequest, *, request_number: int
     ) -> Answer:
-        """Note the answer to a delivery's request; return it as one about all, or about that."""
+        """Note the answer to a request; return it with `about` set if it concerns only one."""
         envelope = delivery.envelope
         return self._classifier.classify(
             answer,
@@ -370,14 +370,14 @@ class CircuitBreaker:
         )
 
     def record(self, answer: Answer, delivery: Delivery, request: SendRequest) -> Outcome | None:
-        """Learn from a classified answer, and say what becomes of its delivery.
+        """Apply a classified answer, and return the outcome of its delivery.
 
-        None: it is held here, because the service wants a short wait or because it is the probe.
-        Faults that are not the message's own burn no attempt of it.
+        None means that the delivery waits here, because the service wants a short wait or because
+        it is the probe. A fault that is not the message's own does not count as an attempt.
         """
         envelope = delivery.envelope
         if answer.fate is Fate.SENT and self._is_healthy and self.is_closed:
-            # The way of nearly every message: the acceptance changes nothing.
+            # The path of nearly every message: the acceptance changes nothing.
             self._accepted_at = self._clock()
             return self._decide(answer, envelope, is_spared=False)
         key = envelope.key
@@ -392,7 +392,7 @@ class CircuitBreaker:
             case Fate.SLOW_DOWN | Fate.SETUP if answer.about is not None:
                 return self._decide(answer, envelope, is_spared=False)
             case Fate.SLOW_DOWN:
-                # If nothing else is at hand it makes room, once it has had one more try.
+                # If there are no others, it makes room for them, after one more attempt.
                 is_in_the_way = self._classifier.is_subject_again(key)
                 is_in_the_way = is_in_the_way and not self._are_others_at_hand
                 can_be_held = opened is None and not is_in_the_way
@@ -407,14 +407,14 @@ class CircuitBreaker:
         return put_off_for(answer, self._policy, times=times)
 
     def _put_off_sender(self, answer: Answer, sender: str) -> Outcome:
-        """Have all messages of a sender wait on the ladder, unburned, while others go on."""
+        """Send a sender's messages to a retry queue, uncounted, while other senders continue."""
         wait_seconds = self._sender_waits.extend(
             sender, answer.retry_after_seconds, now=self._clock(), chance=self._chance()
         )
         return put_off_for(answer._replace(retry_after_seconds=wait_seconds), self._policy)
 
     def _decide(self, answer: Answer, envelope: Envelope, *, is_spared: bool) -> Outcome:
-        """Say what comes of an attempt; one that is spared for an outage is not burned."""
+        """Return the outcome of an attempt; if `is_spared`, an outage, it does not count."""
         outcome = decide(
             answer,
             self._policy,
@@ -422,7 +422,7 @@ class CircuitBreaker:
             uncertain_attempts=envelope.uncertain_attempts,
             park=(envelope.on_uncertain or self._policy.on_uncertain) == "park",
         )
-        # An attempt that may have been sent counts as such even so, and may be the end.
+        # An attempt that may have been sent counts even then, and may be the last.
         is_last = isinstance(outcome, Dead) and outcome.uncertain
         return put_off_for(answer, self._policy) if is_spared and not is_last else outcome
 
@@ -439,26 +439,26 @@ class CircuitBreaker:
         )
 
     def give_up_probe(self, key: str) -> None:
-        """Let another message become the probe, if this one was."""
+        """Stop using a message as the probe, so that another one can be."""
         if self._breaker.open is not None:
             self._become(self.state.without_probe(key))
 
     # Events from elsewhere
 
     def end_passed_wait(self) -> None:
-        """Close if the service asked for a time that has passed, and nobody probes."""
+        """Close if the service asked for a wait that is over, and no worker sends a probe."""
         if self._breaker.open is not None:
             elsewhere = self._cluster.is_probing
             self._become(self.state.after_passed_wait(self._clock(), elsewhere=elsewhere))
 
     def renew_key(self) -> None:
-        """Probe at once, and forget what is known of messages: the API key has changed."""
+        """Send the probe at once, and forget all evidence: the API key has changed."""
         self._classifier.renew_key()
         self._sender_waits.clear()
         self._become(self.state.with_new_key())
 
     def operator_paused(self) -> None:
-        """Take and send nothing until `operator_resumed`, not even a probe."""
+        """Stop consuming and sending until `operator_resumed`; not even a probe is sent."""
         if not self.is_paused_by_operator:
             self.is_paused_by_operator = True
             self._become(self.state)
@@ -466,7 +466,7 @@ class CircuitBreaker:
             self.wake()
 
     def operator_resumed(self) -> None:
-        """Go on: the operator has ended the pause."""
+        """Resume: the operator has ended the pause."""
         if self.is_paused_by_operator:
             self.is_paused_by_operator = False
             self._become(self.state.counted_anew(self._clock()))
@@ -474,7 +474,7 @@ class CircuitBreaker:
             self.wake()
 
     def block(self, queue: str, fault: PublishFault) -> None:
-        """Take and send nothing until `unblock`: the broker does not store a copy for a queue."""
+        """Stop consuming and sending until `unblock`: the broker does not store a copy."""
         unstored = Unstored(queue, fault)
         if self.is_broker_blocked:
             self.report.note_unstored(unstored)
@@ -484,7 +484,7 @@ class CircuitBreaker:
             self.wake()
 
     def unblock(self) -> None:
-        """Go on: the broker has stored a copy."""
+        """Resume: the broker has stored the copy."""
         if self.is_broker_blocked:
             self.is_broker_blocked = False
             self.report.end("broker_blocked")
@@ -510,7 +510,7 @@ class CircuitBreaker:
         self._become(after, is_from_peer=True)
 
     def peer_closed(self) -> None:
-        """Close: another worker has found out that the service takes messages again."""
+        """Close: another worker has found that the service accepts messages again."""
         self._become(self.state.closed(self._clock()), is_from_peer=True)
 
     def peer_asked_to_wait(self, seconds: float) -> None:
@@ -518,11 +518,11 @@ class CircuitBreaker:
         self._become(self.state.after_peers_wait(seconds, self._clock()))
 
     def leave(self) -> None:
-        """Let another worker probe: this one takes nothing more."""
+        """Let another worker send the probe: this one stops consuming."""
         self._cluster.publish("leaving", self.state)
 
     def wake(self) -> None:
-        """Have the consumer and all waiting messages look at the state again."""
+        """Wake the consumer and all waiting messages, to check the state again."""
         self.changed.set()
         self._next_change.set()
         self._next_change = asyncio.Event()
@@ -535,10 +535,10 @@ class CircuitBreaker:
         except TimeoutError:
             pass
 
-    # The next state
+    # State changes
 
     def _become(self, after: Breaker, *, is_from_peer: bool = False) -> None:
-        """Take the next state, and do what follows from the change."""
+        """Switch to the next state, and perform the effects of the change."""
         before, self._breaker = self._breaker, after
         self._accepted_at = after.accepted_at
         self._retry_after_ends_at = after.retry_after.ends_at
@@ -562,7 +562,7 @@ class CircuitBreaker:
     def _follow_change(
         self, before: Open | None, after: Open | None, *, is_from_peer: bool
     ) -> None:
-        """Report, wake and publish, when the breaker has opened, changed its probe or closed."""
+        """Report, wake and publish after the breaker has opened, changed its probe or closed."""
         if after is None:
             assert before is not None  # noqa: S101  one of them is open
             self._end(before.reason, is_from_peer=is_from_peer)

@@ -2,19 +2,19 @@
 
 | state       | meaning                                    | requests                           |
 |-------------|--------------------------------------------|------------------------------------|
-| CLOSED      | the service takes messages                 | all go                             |
-| SUSPECTED   | ten failures in a row: an outage if it     | all go, but a message that has     |
-|             | lasts for `worker.outage_after`            | failed waits once on the ladder    |
-| RETRY_AFTER | the service has asked for a short wait     | all are held until its end         |
+| CLOSED      | the service accepts messages               | all are sent                       |
+| SUSPECTED   | ten failures in a row: an outage if this   | all are sent, but a message that   |
+|             | lasts for `worker.outage_after`            | failed waits once in a retry queue |
+| RETRY_AFTER | the service has asked for a short wait     | none until the wait ends           |
 | OPEN        | the service or the set-up has a fault, or  | none; the next message becomes the |
 |             | the service has asked for a long wait      | probe                              |
-| HALF_OPEN   | the same, and one message is the probe     | the probe alone, when it is due    |
+| HALF_OPEN   | the same, and one message is the probe     | only the probe, when it is due     |
 
-Each transition is a method of `Breaker` that returns the next state. `CircuitBreaker` holds the
-state; what it logs, publishes and wakes follows from the difference between two states.
+Each transition is a method of `Breaker` that returns the next state. `CircuitBreaker` keeps the
+state, and derives logs, cluster messages and wake-ups from the difference between two states.
 
-The probe is another message than the last one if there is one: a message may have a fault of its
-own. A better probe replaces another.
+The probe should be another message than the last one, because a message may have a fault of its
+own. A better probe replaces the current one.
 """
 
 from enum import Enum, IntEnum
@@ -24,23 +24,23 @@ from bridge.worker.delivery import MAX_HOLD_SECONDS
 from bridge.worker.fates import Answer, Fate, PauseReason
 from bridge.worker.service.retry_after import RetryAfter
 
-# So many requests in a row must have failed before an outage is suspected.
+# An outage is suspected after this many failed requests in a row.
 OUTAGE_REQUESTS: Final = 10
-# After so many ambiguous answers in a row, whichever messages got them, the breaker opens.
+# The breaker opens after this many ambiguous answers in a row, whichever messages received them.
 MAX_AMBIGUOUS_IN_A_ROW: Final = 3
 FIRST_PROBE_SECONDS: Final = 1.0
 MAX_PROBE_SECONDS: Final = 60.0
 MAX_OUTAGE_PROBE_SECONDS: Final = 15.0
-# For messages on their last attempt: an hour of outage makes only a handful of them dead letters.
+# For messages on their last attempt: one hour of outage turns only a few into dead letters.
 MAX_LAST_TRY_PROBE_SECONDS: Final = 300.0
-# Nine doublings lead beyond the longest wait.
+# Nine doublings exceed the longest wait.
 MAX_DOUBLINGS: Final = 9
-# The shortest wait before a probe, as a share: the probes of many workers are spread.
+# Smallest random share of the wait that a probe really waits; it spreads the workers' probes.
 MIN_SHARE: Final = 0.8
 
 
 class State(Enum):
-    """What the breaker makes of the service; see the table above."""
+    """The breaker's view of the service; see the table above."""
 
     CLOSED = "closed"
     SUSPECTED = "suspected"
@@ -52,8 +52,9 @@ class State(Enum):
 class Rank(IntEnum):
     """How good a probe is; a better one, with a lower rank, replaces another.
 
-    RELUCTANT: its failure would say nothing new, because the message or another one to its number
-    got an ambiguous status, or would make it a dead letter. TRIED: the last probe, held.
+    RELUCTANT: the probe's failure would prove nothing new, because the message or another one to
+    its number received an ambiguous status; or it would make the message a dead letter. TRIED: the
+    last probe, which waits here for its next attempt. NOBODY: there is no probe.
     """
 
     WILLING = 0
@@ -62,12 +63,12 @@ class Rank(IntEnum):
     NOBODY = 3
 
 
-# Two while another message would be the better probe: the held one occupies a place.
+# Two while another message would be the better probe, because the waiting probe occupies a place.
 _PROBES_WANTED: Final = {Rank.WILLING: 0, Rank.RELUCTANT: 2, Rank.TRIED: 2, Rank.NOBODY: 1}
 
 
 class BackOff(NamedTuple):
-    """The wait before the next probe: a second after the opening, doubled by each failure."""
+    """The wait before the next probe: one second after opening, doubled by each failure."""
 
     since: float
     failures: int
@@ -79,7 +80,7 @@ class BackOff(NamedTuple):
         return self.since + min(doubled, longest_seconds) * self.share
 
     def after(self, failures: int, now: float, chance: float) -> "BackOff":
-        """Return the wait after so many failures, unless there were as many before."""
+        """Return the wait after `failures` failures, if they are more than before."""
         return _back_off(failures, now, chance) if failures > self.failures else self
 
 
@@ -88,12 +89,12 @@ def _back_off(failures: int, now: float, chance: float) -> BackOff:
 
 
 class Open(NamedTuple):
-    """An open breaker: why it is open, which message is the probe, and when the probe may go.
+    """The data of an open breaker: why it is open, which message is the probe, when it is due.
 
-    `status` and `code` are those of the answer that opened it. A message that was accepted after
-    `unaccepted_since` refutes the reason. Until `asked_until` the service wants no request.
-    Willing probes have a back-off of their own: a new message must not wait because a held one
-    has failed often. `is_key_new`: the probe goes at once, with the new API key.
+    `status` and `code` are those of the answer that opened it. An acceptance after
+    `unaccepted_since` refutes the reason. Until `asked_until` the service wants no request. Willing
+    probes have a back-off of their own: a new message should not wait long because a waiting probe
+    has failed often. `is_key_new`: the API key has changed, and the probe is sent at once.
     """
 
     reason: PauseReason
@@ -110,7 +111,7 @@ class Open(NamedTuple):
 
     @property
     def due_at(self) -> float:
-        """When the probe is due, as far as the back-off is concerned."""
+        """When the back-off allows the probe."""
         is_outage = self.reason == "outage"
         if self.rank is Rank.WILLING:
             longest = MAX_OUTAGE_PROBE_SECONDS if is_outage else MAX_PROBE_SECONDS
@@ -120,11 +121,11 @@ class Open(NamedTuple):
 
     @property
     def failures(self) -> tuple[int, int]:
-        """How many willing probes have failed, and how many probes altogether."""
+        """Number of failed willing probes, and of all failed probes."""
         return self.willing.failures, self.others.failures
 
     def after_failed_probe(self, now: float, chance: float) -> "Open":
-        """Let the next probe wait for twice as long."""
+        """Double the wait before the next probe."""
         willing = self.willing
         if self.rank is Rank.WILLING:
             willing = _back_off(willing.failures + 1, now, chance)
@@ -133,11 +134,11 @@ class Open(NamedTuple):
 
 
 class Breaker(NamedTuple):
-    """The whole state; each transition makes a new one. Times are of the monotonic clock.
+    """The state of the breaker; each transition returns a new one. Times are monotonic.
 
-    `accepted_at` is the last acceptance of this worker. Failures count since `counted_since`: the
-    start, or the end of a pause. `limited_recipient` is the number of the message that got the
-    only 429s since the last acceptance. `closed_at` is the end of the last open state.
+    `accepted_at` is this worker's last acceptance. Failures count since `counted_since`: the start,
+    or the end of a pause. `limited_recipient` is the number of the message that received the only
+    429s since the last acceptance. `closed_at` is when the breaker last closed.
     """
 
     outage_after_seconds: float
@@ -152,7 +153,7 @@ class Breaker(NamedTuple):
     closed_at: float = 0.0
 
     def state_at(self, now: float) -> State:
-        """Name the state."""
+        """Return the state by name."""
         if self.open is not None:
             return State.OPEN if self.open.probe is None else State.HALF_OPEN
         if self.failures >= OUTAGE_REQUESTS:
@@ -161,26 +162,26 @@ class Breaker(NamedTuple):
 
     @property
     def unaccepted_since(self) -> float:
-        """Since when the service has accepted nothing."""
+        """Time since which the service has accepted nothing."""
         return max(self.counted_since, self.accepted_at or self.counted_since)
 
     def is_outage(self, now: float) -> bool:
-        """Whether a suspected outage has lasted for long enough."""
+        """Whether a suspected outage has lasted long enough."""
         lasted = now - self.unaccepted_since >= self.outage_after_seconds
         return lasted and self.failures >= OUTAGE_REQUESTS
 
     def seconds_to_probe(self, now: float) -> float:
-        """Return the wait until the probe may go; zero or less when it may."""
+        """Return the wait until the probe may be sent; zero or less if it may be now."""
         if self.open is None or self.open.is_key_new:
             return 0.0
         return max(self.open.due_at, self.retry_after.ends_at) - now
 
     def is_probed_soon(self, now: float) -> bool:
-        """Whether the service asks for no longer wait than a delivery can be held for."""
+        """Whether the wait that the service asks for is short enough to keep a probe here."""
         return self.retry_after.seconds_left(now) < MAX_HOLD_SECONDS
 
     def probes_wanted(self, now: float, *, elsewhere: bool) -> int:
-        """Return how many deliveries to take, so that one of them can be the probe."""
+        """Return how many deliveries to prefetch, so that one of them can be the probe."""
         if self.open is None or elsewhere or not self.is_probed_soon(now):
             return 0
         return _PROBES_WANTED[self.open.rank]
@@ -189,7 +190,7 @@ class Breaker(NamedTuple):
         """Whether a message is the probe."""
         return self.open is not None and self.open.probe == key
 
-    # Transitions. `chance` is a number from 0 to 1; `elsewhere`: another worker probes.
+    # Transitions. `chance` is a number from 0 to 1. `elsewhere`: another worker sends the probe.
 
     def after_answer(
         self,
@@ -201,9 +202,9 @@ class Breaker(NamedTuple):
         *,
         is_refused_in_a_row: bool = False,
     ) -> "Breaker":
-        """Learn from an answer, after the classifier has said whose fault it shows.
+        """Apply an answer, after the classifier has decided what it concerns.
 
-        `is_refused_in_a_row`: message after message got the same unknown refusal.
+        `is_refused_in_a_row`: message after message received the same unknown refusal.
         """
         after, reason = self._learn(
             answer, recipient, now, chance, is_refused_in_a_row=is_refused_in_a_row
@@ -255,15 +256,15 @@ class Breaker(NamedTuple):
             case Fate.SETUP:
                 return after, answer.pause
             case Fate.REFUSED | Fate.RETRY | Fate.UNCERTAIN | Fate.NOT_SENT:
-                return after, None  # It is about its message alone.
+                return after, None  # This concerns its message alone.
 
     def slowed_down(
         self, seconds: float | None, recipient: str, now: float, chance: float
     ) -> tuple["Breaker", PauseReason | None]:
-        """Wait, unless the service has asked for a long wait after messages to one number only.
+        """Wait, or open the breaker if the service has asked for a long wait.
 
-        Then the breaker opens all the same, and its first probe, which is another message if there
-        is one, finds out whether the wait is for all.
+        A long wait after 429s to one number only does not apply to the probe: it is another message
+        if there is one, and shows whether the wait is for all.
         """
         is_limited = self.open is not None and self.open.reason == "rate_limited"
         is_first = self.limited_recipient is None and not is_limited
@@ -279,7 +280,7 @@ class Breaker(NamedTuple):
     def opened_by_answer(
         self, answer: Answer, reason: PauseReason, now: float, chance: float
     ) -> "Breaker":
-        """Open for an answer of the service."""
+        """Open because of the service's answer."""
         since = self.ambiguous_since if self.ambiguous else now
         if reason == "outage":
             since = self.unaccepted_since
@@ -305,7 +306,7 @@ class Breaker(NamedTuple):
         code: str | None = None,
         asked_until: float = 0.0,
     ) -> "Breaker":
-        """Open; a second reason replaces the first, and the same one changes nothing."""
+        """Open. A second reason replaces the first; the same reason changes nothing."""
         former = self.open
         if former is None:
             first = _back_off(0, now, chance)
@@ -322,7 +323,7 @@ class Breaker(NamedTuple):
         return self._replace(open=opened)
 
     def closed(self, now: float) -> "Breaker":
-        """Close, and count all failures anew."""
+        """Close, and restart all counts of failures."""
         if self.open is None:
             return self
         return self._replace(
@@ -335,13 +336,13 @@ class Breaker(NamedTuple):
         )
 
     def after_check(self, now: float, chance: float) -> "Breaker":
-        """Open if a suspected outage has lasted for long enough by now."""
+        """Open if a suspected outage has lasted long enough."""
         if not self.is_outage(now):
             return self
         return self._opened("outage", self.unaccepted_since, now, chance, asked_until=now)
 
     def after_passed_wait(self, now: float, *, elsewhere: bool) -> "Breaker":
-        """Close if only a long wait is over by now, which nobody is about to find out."""
+        """Close if the only reason was a long wait that is over, and no probe is under way."""
         opened = self.open
         if opened is None or opened.reason != "rate_limited" or opened.probe is not None:
             return self
@@ -349,7 +350,7 @@ class Breaker(NamedTuple):
         return self.closed(now) if is_over and not elsewhere else self
 
     def with_probe(self, key: str, rank: Rank, now: float, *, elsewhere: bool) -> "Breaker":
-        """Take a better probe, unless it would wait for too long: another may wait less."""
+        """Make a message the probe if it is a better one and would not wait for too long."""
         opened = self.open
         if opened is None or elsewhere:
             return self.without_probe(key)
@@ -359,7 +360,7 @@ class Breaker(NamedTuple):
         return self if after.seconds_to_probe(now) > MAX_HOLD_SECONDS else after
 
     def with_held_probe(self, key: str, *, elsewhere: bool) -> "Breaker":
-        """Take a message whose answer shows the fault as the probe, if there is no other."""
+        """Make a message whose answer shows the fault the probe, if there is none."""
         opened = self.open
         if opened is None or elsewhere:
             return self.without_probe(key)
@@ -368,28 +369,28 @@ class Breaker(NamedTuple):
         return self._replace(open=opened._replace(probe=key, rank=Rank.TRIED))
 
     def without_probe(self, key: str) -> "Breaker":
-        """Let another message be the probe, if this one is."""
+        """Stop using a message as the probe, so that another one can be."""
         if self.open is None or self.open.probe != key:
             return self
         return self._replace(open=self.open._replace(probe=None, rank=Rank.NOBODY))
 
     def after_probe_left(self) -> "Breaker":
-        """Note that the probe is posted: a new API key has had its try."""
+        """Note that the probe is sent: a new API key has been tried."""
         if self.open is None or not self.open.is_key_new:
             return self
         return self._replace(open=self.open._replace(is_key_new=False))
 
     def after_leaving(self) -> "Breaker":
-        """Note that a message has left for a retry queue, to make room for other senders."""
+        """Note that a message has moved to a retry queue to make room for other senders."""
         return self._replace(retry_after=self.retry_after.after_leaving())
 
     def with_new_key(self) -> "Breaker":
-        """Probe at once: the API key has changed."""
+        """Send the probe at once: the API key has changed."""
         opened = None if self.open is None else self.open._replace(is_key_new=True)
         return self._replace(ambiguous=0, open=opened)
 
     def counted_anew(self, now: float) -> "Breaker":
-        """Forget failures: that nothing was accepted until now was not the service's fault."""
+        """Reset the failures: until now, the worker itself was the reason for no acceptances."""
         return self._replace(failures=0, counted_since=now)
 
     def opened_by_peer(
@@ -402,7 +403,7 @@ class Breaker(NamedTuple):
         status: int | None = None,
         failures: tuple[int, int] = (0, 0),
     ) -> "Breaker":
-        """Open with another worker, and probe in its rhythm; `failures`: see `Open.failures`."""
+        """Open with another worker, and probe at its rhythm; `failures`: see `Open.failures`."""
         after = self._opened(reason, unaccepted_since, now, chance, status=status)
         if after.open is None:
             return after

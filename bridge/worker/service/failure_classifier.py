@@ -1,16 +1,17 @@
-"""Whose fault an answer shows: the message's, its sender's, the set-up's or the service's.
+"""Decide whether a failure concerns one message, one sender, the set-up or the whole service.
 
-Evidence decides, not time. An ambiguous status (403, 404) is the message's own fault if the message
-gets one again and the same API key was accepted with another message between its two tries.
-Between means that the other request left after the first answer had come, and was accepted before
-the second try left; a request that was in flight when a key was revoked proves nothing.
+The decision needs evidence, not time. An ambiguous status (403, 404) is the message's own fault if
+the message receives one again, and another message was accepted with the same API key between the
+two attempts. Between means that the other request was sent after the first answer had arrived, and
+accepted before the second attempt was sent. A request that was in flight when a key was revoked
+proves nothing.
 
-A 401, 402, 429 or 503 with `Retry-After` is about one message if that message, or its number, gets
-one again while other messages of its sender are accepted. It is about one sender if only messages
-of other senders are accepted after the sender's first such answer. A limit that holds for all gives
-others many such answers too, so that at most a tenth of theirs may be of this kind.
+A 401, 402, 429 or 503 with `Retry-After` concerns one message if that message, or its number,
+receives one again while other messages of its sender are accepted. It concerns one sender if only
+messages of other senders are accepted after the sender's first such answer. A limit for all senders
+gives others such answers too; at most a tenth of their answers may therefore be of this kind.
 
-The same unknown refusal of ten messages in a row is the set-up's fault.
+If ten messages in a row receive the same unknown refusal, the set-up is at fault.
 """
 
 from collections import OrderedDict
@@ -21,14 +22,18 @@ from bridge.worker.service.breaker_states import Open
 
 MAX_SUSPECTS: Final = 10_000
 MAX_SENDERS: Final = 1000
-# For each answer of this kind that others got, so many of theirs must have been accepted.
+# For each answer of this kind to others, this many of their messages must have been accepted.
 ACCEPTED_PER_REFUSED: Final = 10
-# After the same unknown refusal of so many messages in a row it is the set-up that is refused.
+# After the same unknown refusal of this many messages in a row, the set-up is at fault.
 MAX_REFUSED_IN_A_ROW: Final = 10
 
 
 class _Suspect:
-    """A message with ambiguous statuses: how many in a row, and the number of the last request."""
+    """A message with ambiguous answers.
+
+    `times` counts them; `answered_at` is the number of the latest request when the last one
+    arrived.
+    """
 
     __slots__ = ("answered_at", "is_proven", "times")
 
@@ -39,7 +44,7 @@ class _Suspect:
 
 
 class _Tally:
-    """How a sender's requests, or all, were answered; the number of the latest accepted one."""
+    """Counts of a sender's answers, or of all; the number of the latest accepted request."""
 
     __slots__ = ("accepted", "accepted_at", "refused")
 
@@ -50,10 +55,10 @@ class _Tally:
 
 
 class _Subject:
-    """A message, a number or a sender that an answer may be about, and the counts before it.
+    """A message, number or sender that an answer may concern.
 
-    `first_at` is the number of the latest request when its first such answer came; `accepted` and
-    `refused` are the counts of others by then, `own` its own such answers since.
+    When its first such answer arrived, `first_at` was the number of the latest request, and
+    `accepted` and `refused` were the counts of the others. `own` counts its own such answers since.
     """
 
     __slots__ = ("accepted", "first_at", "own", "refused")
@@ -65,7 +70,7 @@ class _Subject:
         self.own = 0
 
     def is_shown_by(self, accepted: int, refused: int, accepted_at: int) -> bool:
-        """Whether the counts of others by now show that the answers are about this one."""
+        """Whether the others' current counts prove that the answers concern this subject alone."""
         accepted -= self.accepted
         refused -= self.refused + self.own
         is_after = accepted_at > self.first_at
@@ -76,16 +81,17 @@ _Subjects = OrderedDict[str, _Subject]
 
 
 class FailureClassifier:
-    """Remembers the messages of one worker that got doubtful answers, by key.
+    """Remembers which messages of one worker received doubtful answers, by key.
 
-    The memory is bounded, and the oldest entries are dropped first: a forgotten fault is found out
-    again at the cost of one more try. Numbers of recipients are remembered too, the ambiguous ones
-    only to choose a better probe. Time is counted in requests since the start.
+    The memory is limited, and the oldest entries are dropped first: a forgotten fault is found
+    again at the cost of one more attempt. Recipients' numbers are remembered too; those with
+    ambiguous answers only to choose a better probe. Requests are numbered from the start, and the
+    numbers serve as times.
     """
 
     def __init__(self) -> None:
         self._requests = 0
-        # When the latest request that was accepted had left.
+        # Number of the latest request that was accepted.
         self._accepted_at = 0
         self._key_changed_at = 0
         self._suspects: OrderedDict[str, _Suspect] = OrderedDict()
@@ -93,21 +99,22 @@ class FailureClassifier:
         self._messages: _Subjects = OrderedDict()
         self._numbers: _Subjects = OrderedDict()
         self._senders: _Subjects = OrderedDict()
-        # The last unknown refusal, and the messages that got it in a row.
+        # The last unknown refusal, and the messages in a row that received it.
         self._refusal: tuple[int | None, str | None] = (None, None)
         self._refused: set[str] = set()
         self._start_counting()
 
     def _start_counting(self) -> None:
         self._all = _Tally()
-        # The number of the latest accepted request, its sender, and the latest one of any other.
+        # The number of the latest accepted request, its sender, and the latest one of any other
+        # sender.
         self._latest_at, self._latest_sender, self._other_at = 0, "", 0
         self._tallies: OrderedDict[str, _Tally] = OrderedDict()
-        # Whether there is a message, number or sender that a later acceptance would speak of.
+        # Whether a later acceptance could prove anything about a message, number or sender.
         self.is_counting = False
 
     def begin(self, key: str) -> int:
-        """Note that a request leaves; `classify` wants the number that is returned."""
+        """Note that a request is sent; return its number, for `classify`."""
         self._requests += 1
         if self._suspects and (suspect := self._suspects.get(key)) is not None:
             suspect.is_proven = self._accepted_at > suspect.answered_at
@@ -124,12 +131,11 @@ class FailureClassifier:
         is_known: bool,
         opened: Open | None,
     ) -> Answer:
-        """Note the answer to a request, and return it as an answer about one, or about all.
+        """Note the answer to a request; return it with `about` set if it concerns only one.
 
-        `is_known`: another worker has found out that it is about this message. While the breaker is
-        open (`opened`), it is not certain that the set-up is as it was when evidence was found, so
-        that no message is found guilty; and a refusal with the status that opened the breaker has
-        the same cause.
+        `is_known`: another worker has proved that it concerns this message. While the breaker is
+        open (`opened`), earlier evidence may no longer be valid, so no message is found at fault;
+        and a refusal with the status that opened the breaker has the same cause.
         """
         if answer.fate is Fate.SENT:
             self._accept(key, recipient, sender, request_number)
@@ -164,7 +170,7 @@ class FailureClassifier:
     # Refusals
 
     def _judge_refusal(self, answer: Answer, key: str, opened: Open | None) -> Answer:
-        """Doubt an unknown refusal that message after message gets."""
+        """Treat an unknown refusal as ambiguous once message after message receives it."""
         if not answer.is_unknown_refusal:
             self._refused.clear()
             return answer
@@ -182,11 +188,11 @@ class FailureClassifier:
 
     @property
     def is_refused_in_a_row(self) -> bool:
-        """Whether so many messages in a row got the same unknown refusal that all would."""
+        """Whether ten messages in a row received the same unknown refusal."""
         return len(self._refused) >= MAX_REFUSED_IN_A_ROW
 
     def _forget(self, key: str, recipient: str) -> None:
-        """Forget a message that is refused, and that its number had to wait."""
+        """Forget a refused message, and the wait of its number."""
         self._suspects.pop(key, None)
         if self.is_counting:
             self._messages.pop(key, None)
@@ -196,7 +202,7 @@ class FailureClassifier:
     # Ambiguous statuses
 
     def _suspect(self, key: str, recipient: str, request_number: int) -> bool:
-        """Note an ambiguous status, and say whether it is proven to be the message's own."""
+        """Note an ambiguous status; return whether it is proved to be the message's own fault."""
         if request_number <= self._key_changed_at:
             return False
         suspect = self._suspects.setdefault(key, _Suspect())
@@ -209,31 +215,31 @@ class FailureClassifier:
         return suspect.is_proven
 
     def is_suspect(self, key: str, recipient: str) -> bool:
-        """Whether the message, or another one to its recipient, got such an answer."""
+        """Whether the message, or another one to its recipient, received an ambiguous answer."""
         return key in self._suspects or recipient in self._recipients
 
     def ambiguous_answers(self, key: str) -> int:
-        """Return how many ambiguous answers in a row a message has got, as far as is known."""
+        """Return how many ambiguous answers in a row a message has received, as far as is known."""
         suspect = self._suspects.get(key)
         return 0 if suspect is None else suspect.times
 
-    # Answers that may be about one message or one sender
+    # Answers that may concern one message or one sender
 
     def is_subject(self, key: str) -> bool:
-        """Whether the last answer to a message may be about that message alone."""
+        """Whether the last answer to a message may concern that message alone."""
         return self.is_counting and key in self._messages
 
     def is_subject_again(self, key: str) -> bool:
-        """Whether that is so of more than one answer to it."""
+        """Whether more than one answer to a message may concern that message alone."""
         subject = self._messages.get(key)
         return subject is not None and subject.own > 0
 
     def is_only_sender(self, sender: str) -> bool:
-        """Whether all such answers were to one sender, and nothing of it was accepted since."""
+        """Whether all such answers went to one sender without an acceptance since."""
         return len(self._senders) == 1 and sender in self._senders
 
     def about(self, key: str, recipient: str, sender: str) -> About | None:
-        """Say what another such answer to a message would be about by now; None: about all."""
+        """Return what another such answer to a message would concern now; None means all."""
         if not self.is_counting:
             return None
         if self._is_shown(key, recipient, sender):
@@ -249,7 +255,7 @@ class FailureClassifier:
         return "sender" if is_shown else None
 
     def _is_shown(self, key: str, recipient: str, sender: str) -> bool:
-        """Whether the message, or its recipient's number, is shown to be singled out."""
+        """Whether such answers are proved to concern this message, or its recipient's number."""
         own = self._tallies.get(sender, _NOTHING)
         subjects = (self._messages.get(key), self._numbers.get(recipient))
         return any(
@@ -260,11 +266,11 @@ class FailureClassifier:
     def _find_subject(
         self, key: str, recipient: str, sender: str, request_number: int, *, is_known: bool
     ) -> About | None:
-        """Note such an answer to a message, and say what it is about; None: about all.
+        """Note such an answer to a message; return what it concerns, None for all.
 
-        The worker's own evidence comes before that of another one (`is_known`). Each answer is
-        judged by the counts of others by then, since a limit for all may have begun after a
-        message was singled out.
+        This worker's own evidence takes precedence over another worker's (`is_known`). Each answer
+        is judged by the others' current counts, because a limit for all may have begun after the
+        answers were proved to concern one message.
         """
         if request_number <= self._key_changed_at:
             return None
@@ -306,7 +312,7 @@ class FailureClassifier:
         return tally
 
     def _stop_counting_if_over(self) -> None:
-        """Forget all counts when no message is left that they would speak of."""
+        """Reset all counts when there is no message or number left to decide about."""
         if not self._messages and not self._numbers:
             self._senders.clear()
             self._start_counting()
@@ -318,7 +324,7 @@ class FailureClassifier:
         self._refused.clear()
 
     def renew_key(self) -> None:
-        """Forget all: the API key has changed, and of the new one nothing is known."""
+        """Forget everything: the API key has changed, and nothing is known about the new one."""
         self._key_changed_at = self._requests
         for memory in (self._suspects, self._messages, self._numbers, self._senders):
             memory.clear()
@@ -339,7 +345,7 @@ _NOTHING: Final = _Tally()
 def _note(
     subjects: _Subjects, name: str, requests: int, accepted: int, refused: int, most: int
 ) -> None:
-    """Note one more answer that may be about a subject; the first one is remembered."""
+    """Note one more answer that may concern a subject; the counts at its first answer are kept."""
     subject = subjects.get(name)
     if subject is not None:
         subject.own += 1

@@ -1,7 +1,7 @@
-"""httpx's own transport, for the SMS API behind a proxy.
+"""An httpx transport, for an SMS API behind a proxy.
 
-httpx connects, asks the proxy, and writes the request; the answer is read by `LenientReader`, so
-that it means the same with a proxy and without.
+httpx connects, negotiates with the proxy and writes the request. `LenientReader` reads the answer,
+so that it is interpreted identically with and without a proxy.
 """
 
 import contextlib
@@ -18,11 +18,11 @@ from bridge.worker.service.transport import MAX_ANSWER_BYTES, Header, Reply, con
 
 
 class HttpxTransport:
-    """httpx's own transport, through a proxy if any, with a new connection for each request.
+    """Posts with httpx, through a proxy if any, on a new connection for each request.
 
-    Slower, and what it cannot tell counts as uncertain. Nothing is kept: a cancelled request can
-    block a slot of httpx's pool for ever, and bytes that are left of one answer would be taken
-    for the next one.
+    It is slower than `Transport`, and reports errors that httpx does not distinguish as uncertain.
+    No connection is kept: a cancelled request can block a slot of httpx's pool for ever, and
+    leftover bytes of one answer would be read as part of the next one.
     """
 
     def __init__(
@@ -44,10 +44,10 @@ class HttpxTransport:
     async def post(
         self, url: str, headers: Sequence[Header], body: bytes, common: Sequence[Header] = ()
     ) -> Reply:
-        """Send a request; a status that was read is returned in any case.
+        """Send a request; if a status was read, it is returned even if the request then fails.
 
-        That is also the proxy's own 407 to CONNECT (RFC 9110, 15.5.8). What else it answers to
-        CONNECT speaks of the way to the server, and is `proxy_failed`.
+        The proxy's own 407 to CONNECT is returned as well (RFC 9110, 15.5.8). Any other error in
+        answer to CONNECT concerns the path to the server, and is `proxy_failed`.
         """
         answer = LenientReader(MAX_ANSWER_BYTES)
         diversion = _Diversion(answer)
@@ -65,7 +65,7 @@ class HttpxTransport:
             async with Deadline(self._timeout_seconds):
                 await connection.handle_async_request(request)
         except (httpx.HTTPError, OSError) as error:
-            # httpx gives the proxy's status only in the error's text.
+            # httpx reports the proxy's status only in the text of the error.
             if isinstance(error, httpx.ProxyError) and str(error).startswith("407 "):
                 return Reply(407)
             if answer.status is None:
@@ -80,10 +80,10 @@ class HttpxTransport:
 
 
 class _Diversion:
-    """Leads the answer to the POST into a reader; httpx sees a connection that ends.
+    """Redirects the answer to the POST into a reader; for httpx, the connection just ends.
 
-    Follows httpx's trace of the request: each stream that it opens, with TLS or without, and the
-    moment at which it begins to write the POST and not a CONNECT: `is_asked` from then on.
+    It is httpx's trace callback. It wraps each stream that is opened, with or without TLS, and sets
+    `is_asked` when httpx starts to write the POST, as opposed to a CONNECT.
     """
 
     def __init__(self, answer: LenientReader) -> None:
@@ -113,7 +113,7 @@ class _Diversion:
         stream.read = divert
 
 
-# Of a tunnel that breaks off, answers nonsense or says nothing, before the POST was begun.
+# Faults of a proxy tunnel that fails before the POST is started.
 _BEFORE_THE_POST: Final[dict[AttemptFault, AttemptFault]] = {
     "answer_timeout": "connect_timeout",
     "connection_lost": "proxy_failed",

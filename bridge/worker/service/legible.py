@@ -1,7 +1,7 @@
-"""What the body of an answer says, however it is packed and in whatever characters it is written.
+"""Decode the body of an answer: decompress it, and convert it to UTF-8.
 
-The bridge asks for UTF-8 as it is. Some services compress all the same, put a byte-order mark in
-front, or write in another charset that they declare.
+The bridge asks for an uncompressed body. Some services compress anyway, prepend a byte-order mark,
+or use another charset that they declare.
 """
 
 import json
@@ -11,16 +11,16 @@ from typing import Final
 
 from bridge.worker.service.transport import MAX_ANSWER_BYTES, Reply
 
-# zlib's words for "with gzip's or zlib's own header" and for "with none": `deflate` is either.
+# zlib's window sizes for "gzip or zlib header" and "no header"; `deflate` can be either.
 _WITH_HEADER: Final = 32 + zlib.MAX_WBITS
 _WITHOUT_HEADER: Final = -zlib.MAX_WBITS
 _GZIP: Final = b"\x1f\x8b"
 _PACKED: Final = frozenset(("gzip", "x-gzip", "deflate"))
-# Nobody packs more often, and each time costs as much as the first.
+# More layers do not occur, and each costs as much as the first.
 _MOST_CODINGS: Final = 4
 _CHARSET: Final = re.compile(r""";\s*charset\s*=\s*["']?([A-Za-z0-9_.:-]{1,40})""", re.IGNORECASE)
-# Besides UTF-8. Python has codecs that are no charsets, finds them by many a spelling, remembers
-# each name that it was ever asked for, and some take far longer than their input is long.
+# Charsets accepted besides UTF-8. Python's codec registry is not used: it includes codecs that are
+# not charsets, accepts many spellings and caches every name, and some codecs are very slow.
 _CHARSETS: Final = frozenset(
     (
         *("utf-16", "utf-16le", "utf-16be", "utf-32", "utf-32le", "utf-32be", "latin1", "latin-1"),
@@ -35,27 +35,27 @@ _PAGE: Final = re.compile(rb"<(?:!doctype\s+html|html)\b", re.IGNORECASE)
 
 
 def legible_body(reply: Reply) -> bytes:
-    """Return the body unpacked and in UTF-8; what cannot be read is as it came, or replaced.
+    """Return the body decompressed and in UTF-8; unreadable parts are left or replaced.
 
-    No more than `MAX_ANSWER_BYTES` are unpacked.
+    At most `MAX_ANSWER_BYTES` are decompressed.
     """
     return _in_utf8(_unpacked(reply), " ".join(reply.header_values("Content-Type")))
 
 
 def is_page(reply: Reply, legible: bytes) -> bool:
-    """Whether a legible body is a page for a browser: HTML by its first words, or as declared."""
+    """Whether a decoded body is an HTML page, by its first tag or by its declared type."""
     body = legible.lstrip()
     if _PAGE.match(body):
         return True
     is_html = any("html" in kind.lower() for kind in reply.header_values("Content-Type"))
-    # Without a tag it is what many a gateway answers with its web server's default type.
+    # A body without a tag is plain text that a web server declared as HTML by default.
     return is_html and body.startswith(b"<")
 
 
 def _unpacked(reply: Reply) -> bytes:
     body = reply.body
     said = ",".join(reply.header_values("Content-Encoding")).lower().split(",")
-    # The last one was applied last.
+    # The last coding was applied last.
     for coding in reversed([one.strip() for one in said[-_MOST_CODINGS:]]):
         if coding in _PACKED:
             body = _inflated(body)
@@ -72,20 +72,20 @@ def _inflated(body: bytes) -> bytes:
         unpacked = bare.decompress(body, MAX_ANSWER_BYTES)
     except zlib.error:
         return body
-    # The start of many a text is that of such a stream, too, but not its end.
+    # A plain text may look like the start of a deflate stream, but not like a whole one.
     is_whole = bare.eof or len(unpacked) == MAX_ANSWER_BYTES
     return unpacked if is_whole or len(body) >= MAX_ANSWER_BYTES else body
 
 
 def _with_header(body: bytes) -> bytes:
-    """Unpack one stream after the other, for gzip's may be several (RFC 1952, 2.2)."""
+    """Decompress consecutive streams, because gzip allows several (RFC 1952, 2.2)."""
     unpacked = b""
     while len(unpacked) < MAX_ANSWER_BYTES:
         stream = zlib.decompressobj(_WITH_HEADER)
         try:
             unpacked += stream.decompress(body, MAX_ANSWER_BYTES - len(unpacked))
         except zlib.error:
-            # What follows the first one may be none.
+            # The bytes after the first stream may not be another one.
             if not unpacked:
                 raise
             break
@@ -96,7 +96,7 @@ def _with_header(body: bytes) -> bytes:
 
 
 def _in_utf8(body: bytes, content_type: str) -> bytes:
-    # A byte-order mark, or the NULs of UTF-16 and UTF-32, prove more than what is declared.
+    # A byte-order mark, or the NULs of UTF-16 and UTF-32, are more reliable than the declaration.
     charset: str = json.detect_encoding(body)
     declared = _CHARSET.search(content_type)
     if charset == "utf-8" and declared is not None and declared[1].lower() in _CHARSETS:

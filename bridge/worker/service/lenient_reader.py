@@ -1,12 +1,12 @@
-"""Reads an answer that breaks the rules of HTTP/1.1, as far as its meaning is plain.
+"""Read an HTTP/1.1 answer that violates the protocol, if its meaning is unambiguous.
 
-The first line is the status line, or the one that follows a complete 1xx answer; no other line is,
-whatever it looks like. Behind it sloppy framing is forgiven: bare LF, folded headers, blanks before
-a colon or behind a chunk's size, control characters, lines that are no header, a length that stands
-there twice or beside chunks, encodings of the transfer that mean nothing.
+Only the first line can be the status line, or the first line after a complete 1xx answer. Framing
+errors after it are tolerated: bare LF, folded headers, blanks before a colon or after a chunk size,
+control characters, lines that are not headers, a duplicate length or a length beside chunks, and
+meaningless transfer encodings.
 
-For answers only: leniency with requests is how they are smuggled. A connection whose answer was
-read here is not to be used again, because both ends may disagree where the answer ends.
+For answers only: lenient parsing of requests enables request smuggling. A connection whose answer
+was read here must not be used again, because the server may disagree about where the answer ends.
 """
 
 import re
@@ -18,11 +18,11 @@ _STATUS_LINE: Final = re.compile(
 _END_OF_HEAD: Final = re.compile(rb"\n\r?\n")
 _FOLD: Final = re.compile(rb"\r?\n[ \t]+")
 _LINE_ENDS: Final = re.compile(rb"[\r\n]*+")
-# All repeats are possessive and bounded: a service must not choose how long it takes to read them.
+# All repeats are possessive and bounded, so that a service cannot make parsing slow.
 _CHUNK_SIZE: Final = re.compile(
     rb"[ \t]{0,64}+([0-9A-Fa-f]{1,15})[ \t]{0,64}+(?:;[^\n]{0,4096}+)?+\r?\n"
 )
-# What may become one when more arrives.
+# A prefix of a chunk size line, of which the rest has not arrived yet.
 _START_OF_SIZE: Final = re.compile(
     rb"[ \t]{0,64}+[0-9A-Fa-f]{0,15}+[ \t]{0,64}+(?:;[^\n]{0,4096}+)?+\r?"
 )
@@ -33,10 +33,11 @@ _FIRST_FINAL_STATUS: Final = 200
 
 
 class LenientReader:
-    """Reads one answer from its first byte on; `feed` it until `is_complete`.
+    """Reads one answer from its first byte; call `feed` until `is_complete`.
 
-    `status` is None until a status line was read that is no 1xx. No more than `most_bytes` are kept
-    of the body, nor taken for the header with all 1xx answers before it.
+    `status` is None until the status line of a final answer (not a 1xx) was read. At most
+    `most_bytes` are kept of the body, and accepted as a header together with all 1xx answers before
+    it.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -49,19 +50,19 @@ class LenientReader:
         self._unread = bytearray()
         self._has_head = False
         self._is_chunked = False
-        # What is left of a chunk, or of the body; None where only the connection's end ends that.
+        # Bytes left of a chunk or of the body; None if the body ends with the connection.
         self._left: int | None = None
         self._is_in_chunk = False
 
     def feed(self, data: bytes | bytearray) -> None:
-        """Read on; what follows the end of the answer is ignored."""
+        """Read more data; bytes after the end of the answer are ignored."""
         if not self.is_complete:
             self._unread += data
         while not self.is_complete and self._step():
             pass
 
     def _step(self) -> bool:
-        """Read one thing; return whether there may be another one in what has arrived."""
+        """Parse the next element; return whether the data may contain another one."""
         if not self._has_head:
             return self._read_head()
         if self._is_chunked and not self._is_in_chunk:
@@ -81,7 +82,7 @@ class LenientReader:
         status = int(line[1])
         if status >= _FIRST_FINAL_STATUS:
             self.status = status
-        # From the end of the status line on, because there may be no header at all.
+        # Search from the end of the status line, because there may be no headers.
         end = _END_OF_HEAD.search(self._unread, line.end() - 1)
         if end is None or end.end() > self._head_bytes_left:
             self.is_complete = len(self._unread) > self._head_bytes_left
@@ -109,7 +110,7 @@ class LenientReader:
             for one in map(bytes.strip, value.split(b","))
             if _LENGTH.fullmatch(one)
         ]
-        # Of lengths that differ the longest: to wait for more than there is loses nothing.
+        # If lengths differ, use the largest: waiting for more than there is loses nothing.
         self._left = max(lengths, default=None)
         is_empty = self._left == 0 and not self._is_chunked
         self.is_complete = is_empty or self.status in _BODILESS
@@ -124,12 +125,12 @@ class LenientReader:
         self._left = int(size[1], 16)
         del self._unread[: size.end()]
         self._is_in_chunk = self._left > 0
-        # What a trailer says changes nothing.
+        # The trailer is ignored.
         self.is_complete = not self._is_in_chunk
         return self._is_in_chunk
 
     def _is_in_no_chunks(self) -> bool:
-        """End with the last whole chunk; take a body that has none as it is."""
+        """End after the last whole chunk; if there is none, the body is not chunked."""
         if self.body:
             self.is_complete = True
             return False

@@ -1,4 +1,4 @@
-"""The pauses of a worker and their beginnings: for the metrics, the log and /readyz."""
+"""Report when sending pauses and why: in the metrics, the log and /readyz."""
 
 import time
 from collections.abc import Callable
@@ -14,7 +14,7 @@ log = Log(__name__)
 
 
 class Unstored(NamedTuple):
-    """The queue for which the broker does not store a copy, and how it refuses."""
+    """The queue in which the broker does not store a copy, and how it refuses."""
 
     queue: str
     fault: PublishFault
@@ -28,7 +28,7 @@ class _Begun(NamedTuple):
 
 
 class PauseReport:
-    """The pauses of one worker, at most one for each reason. `clock` returns unix seconds."""
+    """The current pauses of one worker, at most one per reason. `clock` returns unix seconds."""
 
     def __init__(self, metrics: WorkerMetrics, *, clock: Callable[[], float] = time.time) -> None:
         self._metrics = metrics
@@ -43,7 +43,7 @@ class PauseReport:
         code: str | None = None,
         unstored: Unstored | None = None,
     ) -> None:
-        """Note the beginning of a pause: the API's answer, or the broker's refusal."""
+        """Note the start of a pause, with the API's answer or broker's refusal that caused it."""
         since = self._clock()
         self._on[reason] = _Begun(since, status, code, unstored)
         self._metrics.paused.labels(reason).set(1)
@@ -53,18 +53,18 @@ class PauseReport:
         log.warning("paused", reason=reason, status=status, code=code, queue=queue, fault=fault)
 
     def note_unstored(self, unstored: Unstored) -> None:
-        """Note the copy that the broker refused last, in the pause for that."""
+        """Note the copy that the broker refused last, during a `broker_blocked` pause."""
         begun = self._on["broker_blocked"]
         self._on["broker_blocked"] = begun._replace(unstored=unstored)
 
     @property
     def unstored(self) -> Unstored | None:
-        """What the broker does not store, in the pause for that."""
+        """The copy that the broker does not store; None if the broker stores all."""
         begun = self._on.get("broker_blocked")
         return None if begun is None else begun.unstored
 
     def turn(self, reason: PauseReason) -> None:
-        """Note that a pause goes on for another reason, which begins next."""
+        """Note that a pause continues for another reason; `begin` follows."""
         del self._on[reason]
         self._metrics.paused.labels(reason).set(0)
         self._metrics.paused_since.labels(reason).set(0)
@@ -75,7 +75,7 @@ class PauseReport:
         log.info("resumed", reason=reason)
 
     def facts(self) -> list[dict[str, object]]:
-        """Describe each pause that is on, the oldest first."""
+        """Describe each current pause, the oldest first."""
         return [
             {
                 "reason": reason,

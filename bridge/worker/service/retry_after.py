@@ -1,6 +1,6 @@
-"""`Retry-After`: how long the SMS API wants to be left alone (RFC 9110, 10.2.3).
+"""`Retry-After`: how long the SMS API asks for no requests (RFC 9110, 10.2.3).
 
-The module reads the header and remembers the resulting wait, for all messages or for one sender.
+Reads the header, and keeps the resulting wait, for all messages or for one sender.
 """
 
 from collections import OrderedDict
@@ -11,20 +11,21 @@ from typing import Final, NamedTuple
 from bridge.worker.delivery import MAX_HOLD_SECONDS
 
 MAX_RETRY_AFTER_SECONDS: Final = 900.0
-# From 2001 to 5138: nobody asks for a wait of thirty years.
+# A value in this range, from 2001 to 5138, is a date in unix seconds: no service asks for a wait of
+# thirty years.
 _LIKE_AN_EPOCH: Final = (1e9, 1e11)
-# Without `Retry-After` the wait begins with one second and doubles with each 429 up to a minute.
+# Without `Retry-After` the first wait is one second, and doubles with each 429 up to a minute.
 FIRST_WAIT_SECONDS: Final = 1.0
 MAX_DOUBLINGS: Final = 6
-# Upwards only: a request that comes too early is refused again.
+# The jitter only adds to a wait, because a request that is too early is refused again.
 MAX_JITTER: Final = 1.1
-# The longest wait that another worker may ask for.
+# The longest wait accepted from another worker.
 MAX_RECEIVED_SECONDS: Final = MAX_RETRY_AFTER_SECONDS * MAX_JITTER
 MAX_SENDERS: Final = 1000
-# Messages may leave for the retry queues in the second wait in a row, or in a wait that is longer
-# than this, so that messages of other senders come to the front of the queue.
+# From the second wait in a row on, or in a wait longer than this, messages may move to retry
+# queues, so that messages of other senders reach the front of the queue.
 LONG_WAIT_SECONDS: Final = 6.0
-# So many may leave in each wait: a limit that holds for all must not copy the whole queue.
+# How many may move in each wait: a limit for all senders must not copy the whole queue.
 MAX_LEAVING: Final = 1000
 
 
@@ -33,7 +34,7 @@ def read_retry_after(
 ) -> float | None:
     """Read `Retry-After` as seconds from now, clamped to 0..900.
 
-    A date, or the seconds since 1970 of one, counts from the server's own `Date`, so that a skewed
+    A date, also in unix seconds, is compared with the answer's own `Date` header, so that a wrong
     clock on either side does no harm. Of several headers the longest wait counts; an unreadable
     value is ignored.
     """
@@ -65,8 +66,8 @@ class RetryAfter(NamedTuple):
     """The wait after a 429. Times are of the monotonic clock; `chance` is a number from 0 to 1.
 
     `slow_downs` counts the waits in a row. Until `asked_until` the service itself has asked this
-    worker to wait; `ends_at` includes the waits that other workers have published. `may_leave` more
-    messages may leave for the retry queues in this wait.
+    worker to wait; `ends_at` includes waits published by other workers. `may_leave` is the number
+    of messages that may still move to retry queues during this wait.
     """
 
     slow_downs: int = 0
@@ -75,17 +76,17 @@ class RetryAfter(NamedTuple):
     may_leave: int = 0
 
     def seconds_left(self, now: float) -> float:
-        """Return the rest of the wait; zero or less when it is over."""
+        """Return the rest of the wait; zero or less if it is over."""
         return self.ends_at - now
 
     def after_429(
         self, seconds: float | None, *, now: float, chance: float
     ) -> tuple["RetryAfter", float]:
-        """Return the wait after one more 429, and its seconds without the jitter.
+        """Return the wait after one more 429, and its seconds without jitter.
 
-        `seconds` is the answer's `Retry-After`; without it the wait is our own back-off.
+        `seconds` is the answer's `Retry-After`; without it, the back-off decides.
         """
-        # Of many 429s at once only the first lengthens the back-off.
+        # Of many 429s at once, only the first increases the back-off.
         is_new = self.ends_at <= now
         slow_downs = self.slow_downs + is_new
         own = FIRST_WAIT_SECONDS * 2.0 ** min(slow_downs - 1, MAX_DOUBLINGS)
@@ -100,10 +101,10 @@ class RetryAfter(NamedTuple):
         return retry_after, wait
 
     def after_peer(self, seconds: float, *, now: float) -> "RetryAfter":
-        """Return the wait after another worker has been asked for one.
+        """Return the wait after another worker has published one.
 
-        A worker that publishes a longer wait than any service is granted is broken, and stops no
-        other worker for longer.
+        A published wait longer than the maximum comes from a faulty worker, and is cut to the
+        maximum.
         """
         seconds = min(seconds, MAX_RECEIVED_SECONDS)
         is_new = self.ends_at <= now < now + seconds
@@ -115,37 +116,37 @@ class RetryAfter(NamedTuple):
         )
 
     def lets_leave(self, now: float) -> bool:
-        """Whether a message may leave for the retry queues, instead of waiting here."""
+        """Whether a message may move to a retry queue instead of waiting here."""
         left = self.seconds_left(now)
         return left > 0 and (self.slow_downs > 1 or left > LONG_WAIT_SECONDS) and self.may_leave > 0
 
     def after_leaving(self) -> "RetryAfter":
-        """Return the same wait after a message has left."""
+        """Return the same wait after a message has moved to a retry queue."""
         return self._replace(may_leave=self.may_leave - 1)
 
     def after_acceptance(self) -> "RetryAfter":
-        """Return the same wait, with a back-off that begins with its shortest wait again."""
+        """Return the same wait, with the back-off reset."""
         return self._replace(slow_downs=0) if self.slow_downs else self
 
 
 class SenderRetryAfter:
-    """The waits of single senders, while all others go on; bounded, the oldest are dropped first.
+    """The waits of single senders; limited in number, the oldest are dropped first.
 
-    A sender's entry lasts from its first wait until the service accepts a message of the sender.
+    A sender's entry lasts from its first wait until the service accepts one of its messages.
     """
 
     def __init__(self) -> None:
         self._waits: OrderedDict[str, RetryAfter] = OrderedDict()
-        # Read for each message.
+        # An attribute, because it is read for each message.
         self.is_empty = True
 
     def seconds_left(self, sender: str, *, now: float) -> float:
-        """Return how long a sender has to wait; zero or less if it may go."""
+        """Return how long a sender has to wait; zero or less if its messages may be sent."""
         wait = self._waits.get(sender)
         return 0.0 if wait is None else wait.seconds_left(now)
 
     def extend(self, sender: str, seconds: float | None, *, now: float, chance: float) -> float:
-        """Let a sender wait, and return for how many seconds."""
+        """Start or extend the wait of a sender; return its seconds."""
         former = self._waits.get(sender, RetryAfter())
         wait, _ = former.after_429(seconds, now=now, chance=chance)
         self._waits[sender] = wait
@@ -155,7 +156,7 @@ class SenderRetryAfter:
         return wait.seconds_left(now)
 
     def accept(self, sender: str) -> None:
-        """End the wait of a sender: the service has accepted a message of it."""
+        """End the wait of a sender: the service has accepted one of its messages."""
         if not self.is_empty and self._waits.pop(sender, None) is not None:
             self.is_empty = not self._waits
 

@@ -1,4 +1,4 @@
-"""Send one request: one POST, quick repeats only when it never left us; `shape` knows its form."""
+"""Post one request to the SMS API; retry quickly only if it was never sent."""
 
 import asyncio
 import functools
@@ -37,10 +37,10 @@ QUICK_SECONDS: Final = 10.0
 _REMEDY_OF_PAGES: Final = (
     "check sms_api.base_url and sms_api.path; sms_api.response.accepted can say what means yes"
 )
-# Shorter ones say nothing of anybody, and stand in many texts by chance.
+# Shorter words and digits identify nobody, and occur in many texts by chance.
 MIN_WORD_CHARACTERS: Final = 3
 MIN_DIGITS: Final = 4
-# A shorter number may stand in an id by chance.
+# A shorter number may occur in an id by chance.
 MIN_NUMBER_DIGITS: Final = 7
 
 _DIGITS: Final = re.compile(rf"[0-9]{{{MIN_DIGITS},}}")
@@ -49,10 +49,10 @@ _BETWEEN_WORDS: Final = re.compile("[^0-9a-z]+")
 
 
 class Sender:
-    """Posts requests to the SMS API through a transport that keeps `transport`'s promise.
+    """Posts requests to the SMS API; `transport` must report whether a request was sent.
 
-    While `is_held()`, what never left is not tried again. `spans` is None where none are exported.
-    No quick try begins `quick_seconds` after the first one.
+    While `is_held()`, an unsent request is not retried. `spans` is None if none are exported. No
+    quick retry starts later than `quick_seconds` after the first attempt.
     """
 
     def __init__(
@@ -73,7 +73,8 @@ class Sender:
         self.spans = spans
         self._in_flight = 0
         metrics.provider_in_flight.set_function(lambda: self._in_flight)
-        # Of each message one is counted: to look it up by its labels would cost as much again.
+        # Resolved once, because each message counts and a lookup by labels costs as much as
+        # counting.
         results = get_args(Result)
         self._requests = {one: metrics.provider_requests.labels(one) for one in results}
         self._durations = {one: metrics.provider_duration.labels(one) for one in results}
@@ -84,11 +85,11 @@ class Sender:
         self._has_told_of_pages = False
 
     async def send(self, request: SendRequest, delivery: Delivery) -> Answer:
-        """POST a delivery's request and say what became of it; never raises for what the API does.
+        """POST a delivery's request and return the answer; never raises for faults of the API.
 
-        A request that never left is tried again in place, at most three times in ten seconds.
-        Everything else is returned at once: the circuit breaker and the retry ladder decide
-        whether to repeat it.
+        A request that was never sent is retried in place, at most three attempts in ten seconds.
+        Everything else is returned at once: the circuit breaker and the retry queues decide about a
+        repetition.
         """
         started = time.monotonic()
         answer = await self._post(request, delivery, started)
@@ -99,8 +100,8 @@ class Sender:
             with delivery.waits("retry_in_place"):
                 await asyncio.sleep(seconds)
 
-        # A fresh object for each call: a shared one can report success for a failed send
-        # (tenacity issues 93 and 529).
+        # A new object for each call: a shared one can report success for a failed send (tenacity
+        # issues 93 and 529).
         retrying = AsyncRetrying(
             stop=stop_after_attempt(QUICK_TRIES)
             | stop_before_delay(self._quick_seconds - (time.monotonic() - started)),
@@ -153,7 +154,7 @@ class Sender:
         return answer
 
     def _is_echo(self, code: str, request: SendRequest) -> bool:
-        """Whether a code that no setting lists is part of the number, the text or a secret."""
+        """Whether an unlisted code is part of the number, the text or a secret."""
         if self._shape.knows(code):
             return False
         return is_echo(code, request) or self._shape.login.is_repeated(code)
@@ -169,7 +170,7 @@ class Sender:
             self._count_page(answer.status)
 
     def _count_page(self, status: int | None) -> None:
-        """Count a web page that counts as sent, and tell of the first one."""
+        """Count a web page that counts as sent, and log the first one."""
         self._pages.inc()
         if not self._has_told_of_pages:
             self._has_told_of_pages = True
@@ -188,10 +189,10 @@ def _last_answer(state: RetryCallState) -> Answer:
 
 
 def is_echo(code: str, request: SendRequest) -> bool:
-    """Whether a code is some words of the message, or has digits of its text or of its number.
+    """Whether a code consists of words of the message, or contains digits of its text or number.
 
-    Both are found however either side parts them: a one-time code `123-456` is `123456` too, and
-    `Anna_Smith` is `Anna Smith`.
+    Separators are ignored on both sides: a one-time code `123-456` matches `123456`, and
+    `Anna_Smith` matches `Anna Smith`.
     """
     said = f"{request.to} {request.sender} {request.text}"
     if request.model_extra:
@@ -201,13 +202,13 @@ def is_echo(code: str, request: SendRequest) -> bool:
         return True
     digits = _NO_DIGITS.sub("", said)
     runs = {_NO_DIGITS.sub("", code), *_DIGITS.findall(code)}
-    # In its own country a number has a 0 in place of the country code.
+    # A national number has a 0 in place of the country code.
     runs |= {run.lstrip("0") for run in runs}
     return any(len(run) >= MIN_DIGITS and run in digits for run in runs)
 
 
 def is_number(provider_id: str, request: SendRequest) -> bool:
-    """Whether what a service gave as a message's id has the person's number in it."""
+    """Whether the id that a service returned contains the recipient's number."""
     digits = request.to.removeprefix("+")
     return len(digits) >= MIN_NUMBER_DIGITS and digits in provider_id
 
@@ -217,14 +218,14 @@ def _joined(text: str) -> str:
 
 
 def open_transport(settings: SmsApiSettings, *, max_connections: int) -> ApiTransport:
-    """Make the transport to the SMS API: our own, or httpx's when a proxy is configured.
+    """Create the transport to the SMS API: our own, or httpx's if a proxy is configured.
 
-    Trusts the system's certificate authorities, or only those of `ca_file`; a plain address needs
-    none. Raises ConfigError when that file cannot be used.
+    Trusts the system's certificate authorities, or only those of `ca_file`; an http URL needs none.
+    Raises ConfigError if that file cannot be used.
     """
     authorities = functools.partial(load_authorities, "sms_api.ca_file", settings.ca_file)
     if settings.proxy is not None:
-        # Takes a tenth of the time of all imports, and is imported only where it is wanted.
+        # Imported on demand: it takes a tenth of the time of all imports.
         from bridge.worker.service.httpx_transport import HttpxTransport  # noqa: PLC0415
 
         return HttpxTransport(
@@ -233,7 +234,7 @@ def open_transport(settings: SmsApiSettings, *, max_connections: int) -> ApiTran
             tls=authorities(),
             proxy=settings.proxy.get_secret_value(),
         )
-    # Reading the system's takes as long as connecting to the broker.
+    # Loading the system's authorities takes as long as connecting to the broker.
     is_plain = URL(settings.base_url or "").scheme == "http"
     return Transport(
         timeout_seconds=settings.timeout_seconds,

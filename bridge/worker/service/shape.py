@@ -1,7 +1,7 @@
-"""The shape of the SMS API, and the one place that knows it: `encode` asks, `judge` understands.
+"""Translate between messages and the SMS API: `encode` writes requests, `judge` reads answers.
 
-Everything is prepared once, at the start. The shape that the bridge was made for, the preset
-`generic`, is a fast way through both.
+No other module knows the API's format. Everything is prepared once, at the start. The default
+format, the preset `generic`, has a fast path in both.
 """
 
 import time
@@ -39,9 +39,9 @@ _CONTENT_TYPES: Final = {"json": b"application/json", "form": b"application/x-ww
 
 
 class ApiRequest:
-    """What is posted, and where.
+    """URL, headers and body of one POST.
 
-    `common` are the headers that all have until a secret changes; they come before its own.
+    `common` are the headers shared by all requests until a secret changes; they precede `headers`.
     """
 
     __slots__ = ("body", "common", "headers", "url")
@@ -56,9 +56,9 @@ class ApiRequest:
 
 
 class Shape:
-    """How a request is written for the SMS API, and what its answers mean.
+    """The format of the SMS API's requests and answers, as configured.
 
-    `login` is asked for its header anew whenever one of its secrets has changed.
+    The header of `login` is built again whenever one of its secrets has changed.
     """
 
     def __init__(self, settings: SmsApiSettings, login: ApiLogin) -> None:
@@ -81,7 +81,7 @@ class Shape:
         fields = dict(settings.request.fields)
         if kind == "field":
             fields.setdefault(place, "{key}")
-        # The request as it came is its own body, which pydantic writes faster than we could.
+        # In the default format the request is its own body, which pydantic writes fastest.
         own = {"fields": fields, "headers": {}}
         is_request = settings.request.model_copy(update=own) == RequestSettings()
         self._write = None if is_request else prepare_body(settings.request, fields, login)
@@ -91,7 +91,7 @@ class Shape:
         self._accepted = _statuses(accepted.statuses)
         self._yes_pointer = accepted.pointer
         self._yes_values = frozenset(accepted.values)
-        # What means yes is no error where it stands; elsewhere the same word may be one.
+        # A value that means acceptance is no error code at its pointer; elsewhere it may be one.
         self._no_errors = {accepted.pointer or "": self._yes_values}
         self._errors = dict(settings.response.errors)
         self._meanings = code_meanings(settings.preset)
@@ -103,9 +103,10 @@ class Shape:
     def encode(
         self, request: SendRequest, envelope: Envelope, span: TraceHeaders | None = None
     ) -> ApiRequest:
-        """Write a request, with the headers of its span if it has one, else the publisher's.
+        """Build the POST of a message, with the trace headers of its span, else its publisher's.
 
-        Raises InvalidMessageError when it has a member that has no place in the service's.
+        Raises InvalidMessageError if the message has a member for which the API's format has no
+        place.
         """
         login = (self._key.current, self._username.current)
         if login != self._known_login:
@@ -122,7 +123,7 @@ class Shape:
         return ApiRequest(self._url, headers, body, self._common_headers)
 
     def judge(self, reply: Reply) -> Answer:
-        """Say what an answer means; nothing that the service wrote is in the detail."""
+        """Interpret an answer; `detail` quotes nothing that the service wrote."""
         legible = b""
         document = NOT_JSON if self._is_text else read_document(reply.body)
         if document is NOT_JSON:
@@ -133,7 +134,7 @@ class Shape:
                 document = read_document(legible)
         found = None if self._yes_pointer is None else find_all(document, self._yes_pointer)
         if reply.status in self._accepted and (found is None or self._all_say_yes(found)):
-            # The way of nearly every answer: no call that it can do without.
+            # The path of nearly every answer: avoid every unnecessary call.
             provider_id = find_id(document, self._id_pointers)
             answer = Answer(Fate.SENT, "success", "accepted", reply.status, provider_id=provider_id)
             if found is None and legible and is_page(reply, legible):
@@ -148,7 +149,7 @@ class Shape:
         return self._explained(self._judge_refusal(reply, document, parts=len(said)))
 
     def _explained(self, answer: Answer) -> Answer:
-        """Add what the code says; without one of its own, an answer's status stands for it."""
+        """Add the preset's explanation of the code, or of the status if there is no code."""
         code = str(answer.status) if answer.code is None else answer.code
         meaning = None if answer.fate is Fate.SENT else self._meanings.get(code)
         return answer if meaning is None else answer._replace(meaning=meaning)
@@ -161,11 +162,11 @@ class Shape:
 
     def _is_yes(self, value: object) -> bool:
         text = as_code(value, self._yes_values)
-        # Without values, neither false nor 0 is something that stands there.
+        # Without configured values, a member means acceptance unless it is false, 0 or empty.
         return text in self._yes_values if self._yes_values else bool(value and text)
 
     def knows(self, code: str) -> bool:
-        """Whether a code is one that the settings list; any other one is the service's alone."""
+        """Whether the settings list a code; other codes come from the service alone."""
         return code in self._known_codes
 
     def _judge_refusal(self, reply: Reply, document: Any, *, parts: int = 1) -> Answer:  # noqa: ANN401  JSON
@@ -178,12 +179,12 @@ class Shape:
             provider_id = find_id(document, self._id_pointers)
             return Answer(Fate.SENT, "success", "accepted before", status, provider_id=provider_id)
         wait_seconds = _wait_of(reply)
-        # Without a code of its own, an answer's status stands for it.
+        # Without an error code, the status is looked up in its place.
         fate = self._errors.get(str(status) if code is None else code)
         if fate is not None:
             known = [one in self._errors for one in self._codes_beside(code, document)]
             if len(known) == parts and not all(known):
-                # The part that has no known code may have been taken.
+                # The part without a known code may have been accepted.
                 code = self._code_in(document, member=known.index(False))
                 return _uncertain(status, "gave a known error code for some parts only", code)
             return _by_code(fate, status, code, wait_seconds)
@@ -192,7 +193,7 @@ class Shape:
         return judge_status(status, retry_after_seconds=wait_seconds)._replace(code=code)
 
     def _code_in(self, document: Any, *, member: int | None = None) -> str | None:  # noqa: ANN401  JSON
-        """Find the code, of one member only where a pointer leads to each."""
+        """Find the error code; with `member`, only that of one part of the answer."""
         pointers = self._code_pointers
         if member is not None:
             pointers = tuple(in_member(pointer, member) for pointer in pointers)
@@ -205,7 +206,7 @@ class Shape:
         )
 
     def _repeats(self, status: int, code: str | None, document: Any) -> Sequence[bool]:  # noqa: ANN401  JSON
-        """Say, of each part that has a code, whether it repeats one that was accepted before."""
+        """Return, for each part that has a code, whether it reports an earlier acceptance."""
         duplicate = self._duplicate
         if duplicate.status not in (None, status):
             return ()
@@ -214,7 +215,7 @@ class Shape:
         return [one == duplicate.code for one in self._codes_beside(code, document)]
 
     def _codes_beside(self, code: str | None, document: Any) -> Sequence[str | None]:  # noqa: ANN401  JSON
-        """Return a code that was found, and those of the answer's other parts if it has some."""
+        """Return the codes of all parts of an answer, including `code`; empty without a code."""
         for pointer in self._code_pointers if code is not None else ():
             codes = [as_code(value, self._known_codes) for value in find_all(document, pointer)]
             if code in codes:
@@ -223,9 +224,9 @@ class Shape:
 
 
 def shape_from(settings: SmsApiSettings) -> Shape:
-    """Prepare the shape that settings describe, with the secrets that it needs.
+    """Create the shape that the settings describe, with the secrets that it needs.
 
-    Raises ConfigError that names each setting that is missing, or one that cannot be used.
+    Raises ConfigError that names each missing setting, or a setting that cannot be used.
     """
     if settings.missing:
         raise ConfigError(*settings.missing)
@@ -233,7 +234,7 @@ def shape_from(settings: SmsApiSettings) -> Shape:
 
 
 def url_of(settings: SmsApiSettings) -> str:
-    """Return where requests are posted to."""
+    """Return the URL to which requests are posted."""
     account = quote(settings.account or "", safe="")
     return f"{settings.base_url}{settings.path.replace('{account}', account)}"
 
@@ -272,7 +273,7 @@ def _by_code(fate: ErrorFate, status: int, code: str | None, wait_seconds: float
         case "refused":
             return answer
         case "retry":
-            # Of the service's own trouble it may tell by a status as well.
+            # The status may show that the fault is the service's own.
             result: Result = "server_error" if status in range(500, 600) else "rejected"
             return answer._replace(fate=Fate.RETRY, result=result)
         case "slow_down":

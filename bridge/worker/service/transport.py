@@ -1,17 +1,17 @@
-"""An HTTP/1.1 POST that knows whether the request left us, over kept connections or a proxy.
+"""An HTTP/1.1 POST that knows whether the request was sent; connections are kept alive.
 
-The promise: AttemptError with `connect_failed`, `connect_timeout`, `proxy_failed`, `pool_exhausted`
-or `tls_failed` means that not one byte of the body was written; with every other fault it may have
-arrived. A status line that was read is the outcome, whatever happens to the body behind it.
+An AttemptError with `connect_failed`, `connect_timeout`, `proxy_failed`, `pool_exhausted` or
+`tls_failed` guarantees that no byte of the body was written. With every other fault the request may
+have arrived. If a status line was read, it is the outcome, whatever happens to the body after it.
 
-No redirects, cookies, decompression or proxies from the environment; at most 64 KiB of an answer
-are kept; one deadline holds over the whole attempt. The parser is strict and quick; an answer that
-it refuses is read again by `LenientReader`, and its connection is not used again.
+There are no redirects, cookies, decompression or proxies from the environment. At most 64 KiB of an
+answer are kept, and one deadline covers the whole attempt. The parser is strict and fast; an answer
+that it refuses is parsed again by `LenientReader`, and its connection is not used again.
 
-Why our own: a cancelled request can block a slot of httpx's pool for ever (httpcore issue 1093), so
-that httpx's transport is safe only with a new connection for each request; and each costs fifty
-times the CPU time, with kept connections too: `make bench SCENES=post` measures it, and
-docs/benchmarks.md has the figures. The tests of what both promise run with each.
+Why not httpx: a cancelled request can block a slot of httpx's pool for ever (httpcore issue 1093),
+so httpx's transport is safe only with a new connection for each request. Each request also costs
+fifty times the CPU time, even with kept connections: `make bench SCENES=post` measures it, and
+docs/benchmarks.md has the figures. The tests of this promise run with both transports.
 """
 
 import asyncio
@@ -33,22 +33,23 @@ from bridge.errors import AttemptError, AttemptFault, causes_of
 from bridge.happy_eyeballs import create_connection
 from bridge.worker.service.lenient_reader import LenientReader
 
-# What may stand in a request's target as it is (RFC 3986, section 3.3); what is percent-encoded
-# already stays so.
+# Characters that stay unescaped in a request's target (RFC 3986, section 3.3), including those of
+# existing percent-encoding.
 _IN_TARGET: Final = "/?:@!$&'()*+,;=%"
-# How much is kept of a body, and how long a header may be, with all 1xx answers before it.
+# Limit of the kept body, and of a header together with all 1xx answers before it.
 MAX_ANSWER_BYTES: Final = 64 * 1024
 # Shorter than servers commonly keep idle connections (5 s), so that none closes under a new
-# request. Neither is Final, which a compiled module would bind: tests shorten them.
+# request. These two are not Final, because a compiled module would inline them and tests shorten
+# them.
 IDLE_SECONDS = 2.0
-# Connections are made anew now and then, so that a change of DNS is followed.
+# Connections are replaced after this time, so that a change of DNS takes effect.
 MAX_CONNECTION_AGE_SECONDS = 300.0
 
 Header = tuple[bytes, bytes]
 
 
 class Reply:
-    """What the SMS API answered; `body` is as it came over the wire, and its start only."""
+    """An answer of the SMS API; `body` is the start of the body, undecoded."""
 
     __slots__ = ("_headers", "body", "status")
 
@@ -58,23 +59,23 @@ class Reply:
         self.body = body
 
     def header_values(self, name: str) -> list[str]:
-        """Return what a header says, each time that it is there."""
+        """Return all values of a header, one for each time it occurs."""
         wanted = name.lower().encode("ascii")
         return [value.decode("latin-1") for key, value in self._headers if key.lower() == wanted]
 
 
 class Expiring(Protocol):
-    """What has a deadline."""
+    """Anything that `Deadlines` can expire."""
 
     def expire(self) -> None:
-        """Give up: the deadline is over."""
+        """End with a time-out: the deadline has passed."""
 
 
 class Deadlines:
-    """The deadlines of all exchanges in flight, behind one timer. Times are of `clock`.
+    """The deadlines of all exchanges in flight, with one shared timer. Times are of `clock`.
 
-    A timer for each would cost more than to parse the answer, and nearly all end in time. An
-    exchange that is added must be removed.
+    A timer per exchange would cost more than parsing the answer, and almost all exchanges end in
+    time. Each added exchange must be removed.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -84,13 +85,13 @@ class Deadlines:
         self._looks_at = math.inf
 
     def add(self, waiting: Expiring, deadline: float) -> None:
-        """Have it expire at its deadline; call `remove` when it is done, or has expired."""
+        """Add a deadline; call `remove` when the exchange is over or has expired."""
         self._open[waiting] = deadline
         if deadline < self._looks_at:
             self._look_at(deadline)
 
     def remove(self, waiting: Expiring) -> None:
-        """Note that it is done."""
+        """Remove the deadline of an exchange that is over."""
         del self._open[waiting]
 
     def _look_at(self, moment: float) -> None:
@@ -111,15 +112,15 @@ class Deadlines:
             waiting.expire()
 
 
-# Of an answer that has not ended yet, in case that it has to be read again; framing adds to the
-# header and the body.
+# Limit of an incomplete answer, kept in case it must be parsed again; framing adds to the header
+# and the body.
 _MAX_UNENDED_BYTES: Final = 4 * MAX_ANSWER_BYTES
 
 
 class ApiConnection(asyncio.Protocol):
-    """Sends one request at a time, and keeps what the parser reads of its answer.
+    """A connection that sends one request at a time and keeps what the parser reads of the answer.
 
-    `idle_since` is when it was made, or its last request ended.
+    `idle_since` is the time when it was opened, or when its last request ended.
     """
 
     def __init__(self, deadlines: Deadlines) -> None:
@@ -132,7 +133,8 @@ class ApiConnection(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
         self._busy = False
         self._reusable = True
-        # What has come of an answer that has not ended; one that comes in one piece is never here.
+        # The data of an incomplete answer; an answer that arrives in one piece is never stored
+        # here.
         self._unended: list[bytes] = []
         self._unended_bytes = 0
         self._lenient: LenientReader | None = None
@@ -165,15 +167,15 @@ class ApiConnection(asyncio.Protocol):
         return bool(self._unread.poll(0))
 
     def close(self) -> None:
-        """Drop the connection at once."""
+        """Close the connection at once."""
         self._reusable = False
         if self._transport is not None:
             self._transport.abort()
 
     async def exchange(self, request: bytes, deadline: float) -> Reply:
-        """Write the request, wait for the answer until the deadline (of the monotonic clock).
+        """Write the request and wait for the answer until the deadline (monotonic clock).
 
-        Raises AttemptError: `connect_failed` when nothing was written.
+        Raises AttemptError: `connect_failed` if nothing was written.
         """
         if self._transport is None or self._transport.is_closing():
             raise AttemptError("connect_failed")
@@ -194,12 +196,12 @@ class ApiConnection(asyncio.Protocol):
         return Reply(self._status or 0, self._headers, b"".join(self._body))
 
     def expire(self) -> None:
-        """Give the request up: the answer is not there by the deadline."""
+        """End the request with a time-out."""
         self._reusable = False
         self._finish(AttemptError("answer_timeout"))
 
     def _knows_status(self) -> bool:
-        """Whether a status line was read, even if the header behind it never ended."""
+        """Whether a status line was read, even if the header after it is incomplete."""
         if self._lenient is None and self._status is None:
             self._read_leniently(b"")
         if (reader := self._lenient) is not None and reader.status is not None:
@@ -208,7 +210,7 @@ class ApiConnection(asyncio.Protocol):
         return self._status is not None
 
     def _read_leniently(self, data: bytes) -> bool:
-        """Read what has come of the answer as well as it can be; return whether that is all."""
+        """Parse the answer received so far leniently; return whether it is complete."""
         reader = self._lenient
         if reader is None:
             self._lenient = reader = LenientReader(MAX_ANSWER_BYTES)
@@ -224,19 +226,20 @@ class ApiConnection(asyncio.Protocol):
         else:
             self._waiter.set_exception(error)
 
-    # asyncio's side
+    # Called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Remember the transport."""
-        # uvloop's transports are none of asyncio's classes.
+        """Keep the transport."""
+        # uvloop's transports do not derive from asyncio's classes.
         self._transport = cast("asyncio.Transport", transport)
         self._unread.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
-        # One for all answers: to make it costs more than to parse one. A connection whose last
-        # answer was not complete is not used again, so that each begins where it has to.
+        # One parser for all answers, because creating it costs more than parsing an answer. It
+        # always starts in a clean state: a connection whose last answer was incomplete is not used
+        # again.
         self._parser = httptools.HttpResponseParser(self)
 
     def data_received(self, data: bytes) -> None:
-        """Feed the parser; bytes that nobody waits for end the connection."""
+        """Feed the parser; unexpected bytes close the connection."""
         if self._parser is None or self._waiter is None:
             self.close()
             return
@@ -249,7 +252,7 @@ class ApiConnection(asyncio.Protocol):
                 if not self._complete:
                     self._keep(data)
                 return
-        # Never both: behind a 101 the parser would begin anew in the middle of the answer.
+        # Never both parsers: after a 101, the strict one would restart in the middle of the answer.
         if not self._complete and self._read_leniently(data):
             self._finish(AttemptError("not_http"))
 
@@ -267,18 +270,18 @@ class ApiConnection(asyncio.Protocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Give up on an answer that is not there; a status that was read stays."""
+        """End a request that has no answer; if a status was read, it stays the outcome."""
         self._reusable = False
         error = AttemptError("connection_lost")
         error.__cause__ = exc
         self._finish(error)
-        # The two refer to each other, and would stay in memory until the next search for cycles.
+        # Breaks a reference cycle, which would stay in memory until the next garbage collection.
         self._parser = None
 
-    # httptools' side
+    # Called by httptools
 
     def on_message_begin(self) -> None:
-        """Start anew, because after a 1xx another answer follows; nothing may follow the last."""
+        """Start anew after a 1xx answer; no data may follow the final answer."""
         if self._complete:
             self._reusable = False
         elif self._headers:
@@ -290,7 +293,7 @@ class ApiConnection(asyncio.Protocol):
             self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        """Take the status; the outcome is known from here on."""
+        """Keep the status; it is the outcome from here on."""
         if self._parser is None or self._complete:
             return
         status = self._parser.get_status_code()
@@ -309,28 +312,28 @@ class ApiConnection(asyncio.Protocol):
         self._room_bytes = max(0, self._room_bytes - len(data))
 
     def on_message_complete(self) -> None:
-        """Hand the answer over."""
+        """Complete the exchange."""
         if self._status is not None:
             self._complete = True
             self._finish(None)
 
 
 def connect_fault(error: BaseException) -> AttemptFault:
-    """Say what kept a connection from being made: its TLS handshake, or anything before it."""
+    """Classify a failure to connect: the TLS handshake, or anything before it."""
     is_tls = any(isinstance(cause, ssl.SSLError) for cause in causes_of(error))
     return "tls_failed" if is_tls else "connect_failed"
 
 
 class ApiTransport(Protocol):
-    """What a sender needs: one request, one answer, the promise of this module."""
+    """Sends one request and returns its answer, as this module's docstring promises."""
 
     async def post(
         self, url: str, headers: Sequence[Header], body: bytes, common: Sequence[Header] = ()
     ) -> Reply:
-        """POST a body, with these headers beside `Host` and `Content-Length`.
+        """POST a body, with these headers in addition to `Host` and `Content-Length`.
 
-        `common` come before them: what all have for a while, which is written once. Raises
-        AttemptError, and nothing else, when there is no answer.
+        `common` headers precede the others; they stay the same for a while and are encoded once.
+        Raises AttemptError, and nothing else, if there is no answer.
         """
 
     async def aclose(self) -> None:
@@ -340,7 +343,7 @@ class ApiTransport(Protocol):
 class Transport:
     """Keeps connections to one server and sends one request at a time on each.
 
-    Without `tls` it posts to no https URL: `tls_failed`.
+    Without `tls`, a POST to an https URL fails with `tls_failed`.
     """
 
     def __init__(
@@ -364,7 +367,7 @@ class Transport:
     async def post(
         self, url: str, headers: Sequence[Header], body: bytes, common: Sequence[Header] = ()
     ) -> Reply:
-        """Send a request on an idle connection, or on a new one when there is none."""
+        """Send a request on an idle connection, or on a new one if there is none."""
         target = self._target
         if target is None or target.written != url or target.common is not common:
             self._target = target = _target(url, common)
@@ -386,14 +389,14 @@ class Transport:
                 self._keep(connection)
 
     async def aclose(self) -> None:
-        """Close the idle connections; those in use end with their request."""
+        """Close the idle connections; those in use are closed after their request."""
         self._closed = True
         while self._idle:
             self._idle.pop().close()
 
     def _idle_connection(self, now: float) -> ApiConnection | None:
         while self._idle:
-            # The most recently used one, so that the others grow old and are closed.
+            # The most recently used one, so that the others age and are closed.
             connection = self._idle.pop()
             if connection.is_usable(now) and not connection.has_unread_bytes:
                 return connection
@@ -415,7 +418,7 @@ class Transport:
         except TimeoutError as error:
             raise AttemptError("connect_timeout") from error
         except (OSError, UnicodeError) as error:
-            # A host name that cannot be one is a UnicodeError.
+            # An invalid host name raises UnicodeError.
             raise AttemptError(connect_fault(error)) from error
         return connection
 
@@ -428,7 +431,7 @@ class Transport:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """Where requests go; `head` is what all to it begin with, `common` their first headers."""
+    """Destination of requests; `head` starts all of them and includes the `common` headers."""
 
     written: str
     common: Sequence[Header]
