@@ -163,9 +163,11 @@ class Wire(TransportFactory):
         """Return when the broker has read every ack that was written on a channel.
 
         The broker answers the methods of a channel in order, so the answer to a later method proves
-        it. Has no deadline, and changes the prefetch. Raises aiormq's error if the channel ends.
+        it. The later method is `channel.flow`, which changes nothing: a `basic.qos` would set the
+        prefetch of a consumer that registers meanwhile. Has no deadline. Raises aiormq's error if
+        the channel ends.
         """
-        await channel.basic_qos(prefetch_count=1)
+        await channel.flow(active=True)
 
     def write(self, *frames: Piece) -> None:
         """Write whole frames; all frames of one event loop iteration are sent together."""

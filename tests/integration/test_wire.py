@@ -147,6 +147,21 @@ async def test_what_is_acked_is_gone_and_the_rest_comes_again(
     assert all(delivery.redelivered for delivery in again)
 
 
+async def test_waiting_for_acks_keeps_the_prefetch_of_a_consumer_that_registers_meanwhile(
+    connection: Connection, queue: str, amqp: Amqp
+) -> None:
+    for number in range(10):
+        await amqp.publish(queue, b"", message_id=str(number))
+    ours = Consumption(connection, await open_channel(connection))
+    with connection.wire.deliveries(ours.channel, ours.take) as callback:
+        await ours.channel.basic_qos(prefetch_count=10)
+        async with asyncio.timeout(SECONDS):
+            await connection.wire.acks_read(ours.channel)
+        await ours.channel.basic_consume(queue, callback)
+
+        await ours.until(10)
+
+
 async def test_a_delivery_after_the_block_is_left_to_the_broker(
     connection: Connection, queue: str, amqp: Amqp
 ) -> None:
