@@ -84,7 +84,6 @@ class Announcer:
 
 
 def _event(envelope: Envelope, outcome: Sent | Dead, at: float) -> OutcomeEvent:
-    """Build the outcome event of a message."""
     event = OutcomeEvent(
         outcome=name_of(outcome),
         at=at,

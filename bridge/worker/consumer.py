@@ -67,7 +67,7 @@ class ConsumerOwner(Protocol):
     """Decides the prefetch of a consumer; is notified of registrations and lost sessions."""
 
     def prefetch_of_each(self) -> Mapping[str, int]:
-        """Return the wanted prefetch of each queue, in the order to consume them; 0 is off."""
+        """Return the wanted prefetch of each queue, in the order to consume them; 0 means none."""
 
     def consumer_registered(self) -> None:
         """Note that the broker has registered this process as a consumer."""
@@ -125,7 +125,7 @@ class Consumer:
 
     @property
     def can_consume(self) -> bool:
-        """Whether this worker has a channel to consume on; in ordered mode, is the active one."""
+        """Whether this worker has a channel to consume on, or in ordered mode is active."""
         return self._session is not None if self._lock is None else self._lock.is_held
 
     @property

@@ -3,10 +3,10 @@
 A message is identified by its publisher's `message_id` and its body. A second delivery of it is a
 repeat; the delivery before it is the original. Without an id, two equal bodies are two messages,
 unless the broker marks the second as redelivered and the connection of the original has been lost
-since. Then one redelivery is a repeat for each such original. If one equal delivery was released
-unsettled and the ack of another is doubtful, the redelivery is taken for the released one, which is
-certain to come again. Only the last acks on a lost connection are doubtful, at most as many as the
-prefetch: the broker delivers no more before it has read an ack.
+since; each original accounts for one such redelivery. If one of two equal deliveries was released
+unsettled and the ack of the other is doubtful, the redelivery is taken for the released one, which
+is certain to come again. Only the last acks on a lost connection are doubtful, at most as many as
+the prefetch: the broker delivers no more before it has read an ack.
 
 A retry copy may be in the queue twice, because it is published again if its channel closes before
 the confirm. When one of the two is replaced by its next copy, the other one is a repeat.
@@ -35,8 +35,9 @@ COMES_AGAIN_SECONDS: Final = 2.0
 
 # States of a delivery that may be redelivered. `unconfirmed`: its ack was written, and may be lost.
 # `unacked`: its ack could not be written, so it is certain to be redelivered. `decided`: it was
-# released unsettled, and its outcome still has to be published. `undecided`: it was released
-# without an outcome. `put_off`: a repeat that was released before its copy was confirmed.
+# released unsettled, with an outcome that has to be applied before the ack. `undecided`: it was
+# released without such an outcome. `put_off`: a repeat that was released before its copy was
+# confirmed.
 State = Literal["unconfirmed", "unacked", "decided", "undecided", "put_off"]
 
 
@@ -64,7 +65,7 @@ class Released:
 
     @property
     def is_decided(self) -> bool:
-        """Whether its outcome has to be published before it may be acked."""
+        """Whether its outcome has to be applied before it may be acked."""
         return self.outcome is not None and not self.waits_in_place
 
 
@@ -286,7 +287,7 @@ class Deduplicator:
 
     def take_released(self, identity: MessageIdentity) -> Released | None:
         """Return the state of a released delivery that was redelivered, and forget it."""
-        # Of two equal deliveries, the one whose outcome is decided goes first: it must not be sent.
+        # Of two equal deliveries, take the one with a decided outcome first: it must not be sent.
         taken = self._known.take(("decided", identity)) or self._known.take(("undecided", identity))
         return self._take_from_aside(identity) if taken is None else taken[0]
 
@@ -345,7 +346,7 @@ class Deduplicator:
         return is_held or pack_identity(identity) in self._acked
 
     def hand_on(self, identity: MessageIdentity) -> Repeat | Released | None:
-        """Return the state of a message that was redelivered to another worker, and forget it."""
+        """Return what is known about a redelivery that another worker received, and forget it."""
         if self.is_settled(identity):
             self._known.take(("unacked", identity))
             return Repeat(None)

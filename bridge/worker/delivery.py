@@ -125,7 +125,7 @@ class Delivery:
 
     @property
     def may_be_given_back(self) -> bool:
-        """Whether it could wait in the queue just as well, because nothing has been sent."""
+        """Whether it waits and nothing has been sent, so that it can return to the queue."""
         return self.waiting_for in _BEFORE_SENDING
 
     @property

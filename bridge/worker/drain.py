@@ -48,7 +48,7 @@ async def _take_redeliveries(
     """Return True if all expected redeliveries are acked or none arrives; False if some are left.
 
     A message that another worker has received never arrives here. The wait therefore ends when a
-    connected broker delivers nothing for a while. While the broker is away, the wait goes on.
+    connected broker delivers nothing for a while. While the broker is away, the wait continues.
     """
     quiet_seconds = consuming_seconds = 0.0
     # A delivery whose copy is not confirmed yet may be redelivered once more.
@@ -72,8 +72,8 @@ async def _take_redeliveries(
 async def hand_over(consumer: Consumer, deduplicator: Deduplicator, peers: Peers) -> None:
     """Return released messages to the other workers while this process can still answer questions.
 
-    After it has ended, nobody knows the idempotency key with which each message was sent, or the
-    outcome decided about it.
+    Once this process has ended, no worker knows the idempotency key with which a message was sent,
+    or the outcome decided for it.
     """
     for _ in range(round(HAND_OVER_SECONDS / HAND_OVER_POLL_SECONDS)):
         if not (deduplicator.has_released and peers.is_up and peers.count):

@@ -43,7 +43,7 @@ MAX_READS: Final = 10
 
 
 class OperatorPause:
-    """Stops `breaker` while an operator has paused `queue`; `note` is the operator's reason."""
+    """Keeps `breaker` stopped while an operator pauses `queue`; `note` is the operator's reason."""
 
     def __init__(
         self, queue: str, breaker: CircuitBreaker, *, clock: Callable[[], float] = time.monotonic
@@ -148,7 +148,7 @@ class OperatorPause:
             log.warning("pause_hidden", queue=queue, why=HIDDEN, remedy=HIDDEN_REMEDY)
 
     def _is_over(self, connection: Connection) -> bool:
-        """Whether a mark that is missing now means that there is no pause (any more)."""
+        """Whether a missing mark means that the pause is over, or that there was none."""
         if not self._breaker.is_paused_by_operator or connection is self._seen_on:
             return True
         if connection is not self._unseen_on:

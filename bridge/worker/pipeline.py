@@ -26,9 +26,9 @@ from bridge.worker.spans import WorkerSpans
 
 log = Log(__name__)
 
-# In ordered mode a wait between two attempts is cut to this. The message stays unacked while it
-# waits, the broker allows 30 minutes for an ack (consumer_timeout), and other messages may queue
-# behind it.
+# Limit of a wait between two attempts in ordered mode. The message stays unacked while it waits,
+# the broker allows 30 minutes for an ack (consumer_timeout), and other messages may queue behind
+# it.
 MOST_WAIT_SECONDS: Final = 600.0
 
 

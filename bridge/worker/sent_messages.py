@@ -23,7 +23,7 @@ TOLD_AGAIN_SECONDS: Final = 1.0
 
 
 class Accepted(NamedTuple):
-    """How a message was accepted, which answers its repeats. `at` is in unix seconds."""
+    """How a message was accepted; repeats are answered with this. `at` is in unix seconds."""
 
     attempts: int
     status: int

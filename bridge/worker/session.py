@@ -53,7 +53,7 @@ class Session:
         self._delivered[queue] = self._delivered.get(queue, 0) + 1
 
     def ack(self, tag: int) -> bool:
-        """Write an ack; return False if it cannot be, so that the message is redelivered."""
+        """Write an ack; return False if the session is lost, so that the message is redelivered."""
         if self.is_over or self.has_failed or self.channel.is_closed:
             return False
         self.last_ack_at = asyncio.get_running_loop().time()

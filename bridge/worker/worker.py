@@ -255,7 +255,7 @@ class Worker:
         """Note that the broker has registered this process as a consumer."""
         self._deduplicator.consuming_again()
         if self._lock is not None:
-            # The active worker is the only one that sends.
+            # Only the active worker sends.
             self._account.rates.divide_by(1)
         self._sharing.tell()
         # Redeliveries may arrive before the broker's answer to `basic.consume` is read.

@@ -207,8 +207,7 @@ class AdaptiveLimit:
     def _change(self, limit: int, now: float) -> None:
         if limit != self.limit:
             self.limit = limit
-            # For the time of one latency, new connections are opened and the service's queue
-            # adjusts.
+            # Skip one latency: new connections are opened, and the service's queue adjusts.
             now += self._latency
         self._start_round(now)
 

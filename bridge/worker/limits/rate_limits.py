@@ -1,11 +1,11 @@
 """Rate limits: of the worker, of each sender, and during the slow start after an outage.
 
-A delivery over a limit waits in a line. Only the first in line takes a token. If it is delayed by a
-missing slot or by `Retry-After`, no tokens are taken by deliveries behind it, which would all be
-spent in one burst later.
+A delivery over a limit waits in a line. Only the first in line takes a token. While it waits for a
+slot or for `Retry-After`, the deliveries behind it take none; otherwise all of them would be sent
+in one burst afterwards.
 
 The line of a sender is short. A delivery that would wait too long is assigned a time and waits for
-it on a retry queue, so that one sender's messages never fill the prefetch.
+it in a retry queue, so that one sender's messages never fill the prefetch.
 """
 
 import asyncio
@@ -174,7 +174,7 @@ class SenderLine(WaitingLine):
 
 
 class RateToken:
-    """Permission to send one delivery: the first place in some lines, and a token of each.
+    """Permission to send one delivery: the first place in each of its lines, and their tokens.
 
     Call `spend` when the delivery is sent. Until then the next in line waits behind it.
     """
@@ -236,7 +236,8 @@ class RateLimits:
         self.changed = changed
         self._metrics = metrics
         self._clock = clock
-        # Shared by all workers: nothing is sent until the number of workers is known.
+        # Whether all workers share the limits. If so, nothing is sent until the number of workers
+        # is known or FIRST_SHARE_SECONDS have passed.
         self.is_shared = limit.scope == "cluster" and any((limit.per_second, limit.per_sender))
         self._workers = 1
         self._last_seen: int | None = None
@@ -303,7 +304,7 @@ class RateLimits:
             self._start()
 
     def most_held(self, concurrency: int) -> int:
-        """Return the prefetch: `concurrency` messages to send, plus room for waiting ones."""
+        """Return the prefetch: `concurrency` messages to send, and room for waiting ones."""
         held = concurrency
         if self._bucket is not None:
             held = max(1, min(held, int(self._bucket.per_second * MAX_HOLD_SECONDS)))

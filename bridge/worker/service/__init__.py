@@ -1,1 +1,1 @@
-"""One SMS service: account, circuit breaker, request format, transport and reading of answers."""
+"""One SMS service: its account, circuit breaker, request format, transport and answers."""

@@ -75,7 +75,7 @@ class Account:
 
     @property
     def most_sendable(self) -> int:
-        """Prefetch that sending needs at most, regardless of what stops it now."""
+        """Prefetch that sending needs, even if sending is stopped now."""
         return self._capacity.most_held
 
     async def keep_logging(self) -> NoReturn:

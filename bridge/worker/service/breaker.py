@@ -4,9 +4,9 @@ Before a request is sent, a message waits in `wait_until_allowed`. After the ans
 decides whether it concerns all messages, this one or its sender, and `record` decides the outcome.
 `breaker_states` has the rules; this module keeps the state, waits, and performs the effects.
 
-While the breaker is open, one message at a time is prefetched: the probe, whose answer shows when
-the service accepts messages again. While the broker does not store copies, the worker neither
-consumes nor sends, because no outcome could be recorded. An operator's pause stops everything too.
+While the breaker is open, only the probe is sent: one message whose answer shows whether the
+service accepts messages again. While the broker does not store copies, the worker neither consumes
+nor sends, because no outcome could be recorded. An operator's pause stops everything too.
 """
 
 import asyncio
@@ -154,9 +154,9 @@ class CircuitBreaker:
     async def wait_until_allowed(self, delivery: Delivery, request: SendRequest) -> Retried | None:
         """Wait until a message may be sent, as far as the service is concerned.
 
-        Returns the outcome soon if the message must wait in a retry queue instead. During a
-        suspected outage a message that has failed is delayed once, so that its attempts are not
-        used up before the outage is certain.
+        Returns a retry if the message should wait in a retry queue instead. During a suspected
+        outage a message that has failed is delayed once, so that its attempts are not used up
+        before the outage is certain.
         """
         put_off_sender = self._wait_of_sender(request.sender)
         if put_off_sender is not None:
@@ -257,8 +257,8 @@ class CircuitBreaker:
     async def _let_others_pass(self, delivery: Delivery, request: SendRequest) -> bool:
         """Make a message with a 429 wait behind others; return whether it has waited.
 
-        If it went first each time, nothing would show whether the wait is for all. While one wait
-        follows another it is sent eventually, but not behind all others.
+        If it went first each time, nothing would show whether the wait is for all. It does not wait
+        behind all others, so that it is sent eventually even if one wait follows another.
         """
         has_waited = False
         counted_to = 0.0
@@ -392,7 +392,8 @@ class CircuitBreaker:
             case Fate.SLOW_DOWN | Fate.SETUP if answer.about is not None:
                 return self._decide(answer, envelope, is_spared=False)
             case Fate.SLOW_DOWN:
-                # If there are no others, it makes room for them, after one more attempt.
+                # If no other message is about to be sent, this one moves to a retry queue after one
+                # more attempt, to make room for others.
                 is_in_the_way = self._classifier.is_subject_again(key)
                 is_in_the_way = is_in_the_way and not self._are_others_at_hand
                 can_be_held = opened is None and not is_in_the_way
@@ -414,7 +415,7 @@ class CircuitBreaker:
         return put_off_for(answer._replace(retry_after_seconds=wait_seconds), self._policy)
 
     def _decide(self, answer: Answer, envelope: Envelope, *, is_spared: bool) -> Outcome:
-        """Return the outcome of an attempt; if `is_spared`, an outage, it does not count."""
+        """Return the outcome of an attempt; with `is_spared` (an outage) it does not count."""
         outcome = decide(
             answer,
             self._policy,
@@ -514,7 +515,7 @@ class CircuitBreaker:
         self._become(self.state.closed(self._clock()), is_from_peer=True)
 
     def peer_asked_to_wait(self, seconds: float) -> None:
-        """Wait: the service has asked another worker to."""
+        """Wait, because the service has asked another worker to wait."""
         self._become(self.state.after_peers_wait(seconds, self._clock()))
 
     def leave(self) -> None:

@@ -134,7 +134,7 @@ class Open(NamedTuple):
 
 
 class Breaker(NamedTuple):
-    """The state of the breaker; each transition returns a new one. Times are monotonic.
+    """State of the breaker; transitions return a new one. Times are of the monotonic clock.
 
     `accepted_at` is this worker's last acceptance. Failures count since `counted_since`: the start,
     or the end of a pause. `limited_recipient` is the number of the message that received the only
@@ -162,7 +162,7 @@ class Breaker(NamedTuple):
 
     @property
     def unaccepted_since(self) -> float:
-        """Time since which the service has accepted nothing."""
+        """Time of the last acceptance, or of the start of counting if that is later."""
         return max(self.counted_since, self.accepted_at or self.counted_since)
 
     def is_outage(self, now: float) -> bool:
@@ -390,7 +390,7 @@ class Breaker(NamedTuple):
         return self._replace(ambiguous=0, open=opened)
 
     def counted_anew(self, now: float) -> "Breaker":
-        """Reset the failures: until now, the worker itself was the reason for no acceptances."""
+        """Restart the count of failures: nothing was accepted because sending was paused."""
         return self._replace(failures=0, counted_since=now)
 
     def opened_by_peer(
@@ -403,7 +403,7 @@ class Breaker(NamedTuple):
         status: int | None = None,
         failures: tuple[int, int] = (0, 0),
     ) -> "Breaker":
-        """Open with another worker, and probe at its rhythm; `failures`: see `Open.failures`."""
+        """Open with another worker and use its back-off; `failures`: see `Open.failures`."""
         after = self._opened(reason, unaccepted_since, now, chance, status=status)
         if after.open is None:
             return after
@@ -415,5 +415,5 @@ class Breaker(NamedTuple):
         return after._replace(open=opened)
 
     def after_peers_wait(self, seconds: float, now: float) -> "Breaker":
-        """Wait: the service has asked another worker to."""
+        """Wait, because the service has asked another worker to wait."""
         return self._replace(retry_after=self.retry_after.after_peer(seconds, now=now))

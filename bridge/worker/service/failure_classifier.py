@@ -192,7 +192,7 @@ class FailureClassifier:
         return len(self._refused) >= MAX_REFUSED_IN_A_ROW
 
     def _forget(self, key: str, recipient: str) -> None:
-        """Forget a refused message, and the wait of its number."""
+        """Forget the evidence about a refused message and its number."""
         self._suspects.pop(key, None)
         if self.is_counting:
             self._messages.pop(key, None)

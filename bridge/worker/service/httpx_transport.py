@@ -20,9 +20,9 @@ from bridge.worker.service.transport import MAX_ANSWER_BYTES, Header, Reply, con
 class HttpxTransport:
     """Posts with httpx, through a proxy if any, on a new connection for each request.
 
-    It is slower than `Transport`, and reports errors that httpx does not distinguish as uncertain.
-    No connection is kept: a cancelled request can block a slot of httpx's pool for ever, and
-    leftover bytes of one answer would be read as part of the next one.
+    It is slower than `Transport`, and more failures are uncertain, because httpx does not report
+    whether the request was sent. No connection is kept: a cancelled request can block a slot of
+    httpx's pool for ever, and leftover bytes of one answer would be read as part of the next one.
     """
 
     def __init__(

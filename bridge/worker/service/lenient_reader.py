@@ -110,7 +110,7 @@ class LenientReader:
             for one in map(bytes.strip, value.split(b","))
             if _LENGTH.fullmatch(one)
         ]
-        # If lengths differ, use the largest: waiting for more than there is loses nothing.
+        # If lengths differ, use the largest, so that no part of the body is lost.
         self._left = max(lengths, default=None)
         is_empty = self._left == 0 and not self._is_chunked
         self.is_complete = is_empty or self.status in _BODILESS

@@ -88,8 +88,8 @@ class Sender:
         """POST a delivery's request and return the answer; never raises for faults of the API.
 
         A request that was never sent is retried in place, at most three attempts in ten seconds.
-        Everything else is returned at once: the circuit breaker and the retry queues decide about a
-        repetition.
+        Everything else is returned at once: the circuit breaker and the retry queues decide whether
+        to repeat it.
         """
         started = time.monotonic()
         answer = await self._post(request, delivery, started)
@@ -202,7 +202,7 @@ def is_echo(code: str, request: SendRequest) -> bool:
         return True
     digits = _NO_DIGITS.sub("", said)
     runs = {_NO_DIGITS.sub("", code), *_DIGITS.findall(code)}
-    # A national number has a 0 in place of the country code.
+    # A national number starts with a 0 in place of the country code.
     runs |= {run.lstrip("0") for run in runs}
     return any(len(run) >= MIN_DIGITS and run in digits for run in runs)
 
