@@ -172,7 +172,7 @@ def moved_properties(properties: Properties) -> Properties:
 
 
 def renewed_properties(properties: Properties, *, is_repeated: bool, max_bytes: int) -> Properties:
-    """Build the properties of a request that is moved to the end of its queue, with its counts.
+    """Build the properties of a request moved to the end of its queue; its attempts stay the same.
 
     `is_repeated`: the message may have been sent already. The broker's redelivered flag, which says
     so, is not carried over to the copy.

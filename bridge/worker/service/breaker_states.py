@@ -80,7 +80,7 @@ class BackOff(NamedTuple):
         return self.since + min(doubled, longest_seconds) * self.share
 
     def after(self, failures: int, now: float, chance: float) -> "BackOff":
-        """Return the wait after `failures` failures, if they are more than before."""
+        """Return the wait after `failures` failures; unchanged unless they are more than before."""
         return _back_off(failures, now, chance) if failures > self.failures else self
 
 
@@ -263,8 +263,8 @@ class Breaker(NamedTuple):
     ) -> tuple["Breaker", PauseReason | None]:
         """Wait, or open the breaker if the service has asked for a long wait.
 
-        A long wait after 429s to one number only does not apply to the probe: it is another message
-        if there is one, and shows whether the wait is for all.
+        After 429s to one number only, a long wait does not delay the probe. The probe is another
+        message if there is one, and its answer shows whether the wait is for all.
         """
         is_limited = self.open is not None and self.open.reason == "rate_limited"
         is_first = self.limited_recipient is None and not is_limited
@@ -360,7 +360,7 @@ class Breaker(NamedTuple):
         return self if after.seconds_to_probe(now) > MAX_HOLD_SECONDS else after
 
     def with_held_probe(self, key: str, *, elsewhere: bool) -> "Breaker":
-        """Make a message whose answer shows the fault the probe, if there is none."""
+        """Make this message, whose answer shows the fault, the probe if there is none."""
         opened = self.open
         if opened is None or elsewhere:
             return self.without_probe(key)

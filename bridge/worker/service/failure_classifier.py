@@ -44,7 +44,10 @@ class _Suspect:
 
 
 class _Tally:
-    """Counts of a sender's answers, or of all; the number of the latest accepted request."""
+    """Counts of the accepted and refused requests of one sender, or of all.
+
+    `accepted_at` is the number of the latest accepted request.
+    """
 
     __slots__ = ("accepted", "accepted_at", "refused")
 

@@ -22,7 +22,7 @@ _LINE_ENDS: Final = re.compile(rb"[\r\n]*+")
 _CHUNK_SIZE: Final = re.compile(
     rb"[ \t]{0,64}+([0-9A-Fa-f]{1,15})[ \t]{0,64}+(?:;[^\n]{0,4096}+)?+\r?\n"
 )
-# A prefix of a chunk size line, of which the rest has not arrived yet.
+# Matches an incomplete chunk size line, whose rest may still arrive.
 _START_OF_SIZE: Final = re.compile(
     rb"[ \t]{0,64}+[0-9A-Fa-f]{0,15}+[ \t]{0,64}+(?:;[^\n]{0,4096}+)?+\r?"
 )

@@ -1,4 +1,4 @@
-"""`Retry-After`: how long the SMS API asks for no requests (RFC 9110, 10.2.3).
+"""`Retry-After`: for how long the SMS API wants no requests (RFC 9110, 10.2.3).
 
 Reads the header, and keeps the resulting wait, for all messages or for one sender.
 """
