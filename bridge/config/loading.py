@@ -163,7 +163,7 @@ class _Loader(yaml.SafeLoader):
                 raise _RejectedError(problem=problem, problem_mark=name.start_mark)
             if name.value in seen:
                 which = f"the key `{name.value}`" if may_be_shown(name.value) else "a key"
-                problem = f"{which} is there twice; keep one"
+                problem = f"{which} appears twice; keep one"
                 raise _RejectedError(problem=problem, problem_mark=name.start_mark)
             seen.add(name.value)
             if not name.tag.endswith(":merge"):

@@ -73,7 +73,7 @@ class ReceiptSettings(Section):
             )
         if len(set(named)) < len(named):
             raise ValueError(
-                "delivered, failed, pending: a word is there twice; leave it where it belongs"
+                "delivered, failed, pending: a word appears twice; keep it where it belongs"
             )
         return self
 

@@ -44,8 +44,8 @@ LOG_AGAIN_SECONDS: Final = 60.0
 MOST_OTHERS_SECONDS: Final = 5.0
 OTHERS_LOOK_SECONDS: Final = 0.1
 OTHERS_REMEDY: Final = (
-    "what it takes keeps no order: stop whatever else consumes the queue, and give every worker of "
-    "the queue worker.ordering: recipient"
+    "messages of another consumer lose their order: stop every other consumer of the queue, and "
+    "set worker.ordering: recipient for every worker"
 )
 
 
@@ -162,5 +162,5 @@ class ActiveLock:
                 "worker.ordering to none"
             )
         else:
-            remedy = f"delete the queue {self._name}, which somebody else has declared"
+            remedy = f"delete the queue {self._name}, which another connection declared"
         log.warning("order_not_kept", queue=self.queues[0], why=describe_end(error), remedy=remedy)

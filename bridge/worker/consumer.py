@@ -59,7 +59,8 @@ FADING: Final = 0.95
 # While bodies are large: the broker's answer to a method comes after the bodies already sent.
 LARGE_RPC_TIMEOUT_SECONDS: Final = 60.0
 URGENT_REMEDY: Final = (
-    "create the queue and let the user read it, or set worker.urgent_queue to null to do without"
+    "create the queue and let the user read it, or set worker.urgent_queue to null to work without "
+    "it"
 )
 
 
@@ -375,7 +376,7 @@ class Consumer:
 
 def _check(session: Session) -> None:
     if session.has_failed:
-        raise BrokerError("the broker takes no acks")
+        raise BrokerError("the broker does not read acks")
     if session.channel.is_closed:
         raise closed_channel(session.channel, "consuming")
     for queue, tag in session.tags.items():

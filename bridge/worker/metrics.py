@@ -78,13 +78,13 @@ class WorkerMetrics(MetricSet):
         )
         self.ladder = self._counter(
             "sms_bridge_worker_ladder_messages_total",
-            "Copies that this worker stored on the retry ladder, and those that came back to it.",
+            "Copies that this worker stored in retry queues, and copies that returned to it.",
             ("queue", "event"),
             [(one, event) for one in queues for event in ("stored", "returned")],
         )
         self.in_progress = self._gauge(
             "sms_bridge_worker_messages_in_progress",
-            "Deliveries taken and not settled.",
+            "Deliveries received and not yet settled.",
             ("queue",),
             [queue],
         )
@@ -103,7 +103,7 @@ class WorkerMetrics(MetricSet):
         )
         self.wait_duration = self._histogram(
             "sms_bridge_worker_wait_duration_seconds",
-            "How long a delivery waited here for one cause; only of those that did.",
+            "How long deliveries that had to wait did so in this worker, by cause.",
             WAIT_SECONDS,
             ("queue", "cause"),
             [(one, cause) for one in queues for cause in get_args(WaitCause)],
@@ -124,7 +124,7 @@ class WorkerMetrics(MetricSet):
         )
         self.without_timestamp = self._counter(
             "sms_bridge_worker_messages_without_timestamp_total",
-            "First deliveries whose age is unknown: without a timestamp that can be true.",
+            "First deliveries of unknown age: no timestamp, or an implausible one.",
             ("queue",),
             queues,
         )
@@ -167,7 +167,7 @@ class WorkerMetrics(MetricSet):
         )
         self.provider_pages = self._counter(
             "sms_bridge_worker_provider_pages_total",
-            "Answers that count as sent by their status, and are a page for a browser.",
+            "Web pages that count as sent because of their HTTP status.",
         )
         self.provider_duration = self._histogram(
             "sms_bridge_worker_provider_request_duration_seconds",
@@ -181,19 +181,19 @@ class WorkerMetrics(MetricSet):
         )
         self.throttled = self._counter(
             "sms_bridge_worker_throttled_seconds_total",
-            "Time that deliveries waited for their turn.",
+            "Time that deliveries waited for a rate limit or Retry-After.",
             ("cause",),
             ("local_limit", "retry_after"),
         )
         self.paused = self._gauge(
             "sms_bridge_worker_paused",
-            "1 while nothing new is taken.",
+            "1 while the worker is paused for this reason.",
             ("reason",),
             get_args(PauseReason),
         )
         self.paused_since = self._gauge(
             "sms_bridge_worker_paused_timestamp_seconds",
-            "When this worker began the pause that it is in; 0 = none.",
+            "When the current pause began; 0 = not paused.",
             ("reason",),
             get_args(PauseReason),
         )
@@ -203,7 +203,7 @@ class WorkerMetrics(MetricSet):
 
         self.outage_suspected = self._gauge(
             "sms_bridge_worker_outage_suspected",
-            "1 while ten requests in a row or more have failed and no outage is certain yet.",
+            "1 while at least ten requests in a row have failed, and the worker is not yet paused.",
         )
 
     def _state(
@@ -233,8 +233,8 @@ class WorkerMetrics(MetricSet):
         )
         self.queue_consumers = self._gauge(
             "sms_bridge_worker_queue_consumers",
-            "Consumers of the queue; a quorum queue counts a cancelled one until what it was given "
-            "is acked.",
+            "Consumers of the queue; a quorum queue counts a cancelled one until all is "
+            "acked.",
             ("queue",),
             [queue, *urgent],
         )
@@ -279,19 +279,19 @@ class WorkerMetrics(MetricSet):
 
     def _coordination(self) -> None:
         self.peers = self._gauge(
-            "sms_bridge_worker_peers", "Other workers of the queue that were heard just now."
+            "sms_bridge_worker_peers", "Other workers of the queue that this worker hears."
         )
         self.coordination_up = self._gauge(
             "sms_bridge_worker_coordination_up",
-            "1 while this process hears the other workers of the queue, and can be heard.",
+            "1 while this worker and the other workers of the queue can exchange messages.",
         )
         self.redelivery_questions = self._counter(
             "sms_bridge_worker_redelivery_questions_total",
-            "Redeliveries that other workers were asked for, by what they knew; none is no answer.",
+            "Questions to other workers about redeliveries, by answer; none: nobody answered.",
             ("answer",),
             ("unknown", "done", "kept", "none"),
         )
         self.peer_messages_malformed = self._counter(
             "sms_bridge_worker_peer_messages_malformed_total",
-            "Messages on the workers' exchange that no worker says; they are ignored.",
+            "Malformed messages on the workers' exchange; they are ignored.",
         )

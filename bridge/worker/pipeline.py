@@ -161,7 +161,7 @@ class Pipeline:
             if self._spans is not None:
                 self._spans.begin(delivery)
         if delivery.goes_back:
-            raise BrokerError("all that waits goes back to the queue")
+            raise BrokerError("waiting deliveries go back to the queue")
         with delivery.waits("next_try"):
             await asyncio.sleep(min(outcome.delay_seconds, MOST_WAIT_SECONDS))
 
@@ -199,7 +199,7 @@ class Pipeline:
         return Retried(
             reason="paused",
             delay_seconds=self._settings.retry_delays[0],
-            detail="the first message with its id is still being worked on",
+            detail="the first message with this id is still in progress",
         )
 
 

@@ -133,7 +133,7 @@ def _refuse_ambiguity(body: bytes | bytearray) -> None:
         if len(members) != len(pairs):
             names = [name for name, _ in pairs]
             twice = next(name for name in names if names.count(name) > 1)
-            raise InvalidMessageError(f"{printable(twice)}: is there twice")
+            raise InvalidMessageError(f"{printable(twice)}: appears twice")
         return members
 
     def refuse(_constant: str) -> None:

@@ -131,7 +131,7 @@ async def test_answer_that_fits_no_rule(
     assert (headers["sms-bridge-reason"], headers["sms-bridge-status"]) == ("uncertain", 200)
     assert (logged["outcome"], logged["reason"], logged["status"]) == ("dead", "uncertain", 200)
     assert headers.get("sms-bridge-code") == logged.get("code") == code
-    assert headers["sms-bridge-detail"] == "the SMS API gave an answer that fits no rule"
+    assert headers["sms-bridge-detail"] == "the SMS API gave an answer that matches no rule"
     assert not canaries.found_in(json.dumps([str(headers), logged]))
 
 

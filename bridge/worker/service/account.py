@@ -103,7 +103,7 @@ class Account:
         try:
             while outcome is None:
                 if self._is_stopping or delivery.session.is_leaving:
-                    raise BrokerError("all that waits goes back to the queue")
+                    raise BrokerError("waiting deliveries go back to the queue")
                 outcome = await self.wait_until_allowed(delivery, request)
                 if outcome is None:
                     outcome = await self.post(delivery, request)
@@ -146,7 +146,7 @@ class Account:
         remaining = not_before - self._now()
         delay = self._policy.longest_within(remaining)
         if delay <= remaining or remaining > MAX_HOLD_SECONDS:
-            detail = "its time has not come"
+            detail = "not due yet"
             return Retried(reason="not_before", delay_seconds=delay, detail=detail)
         if remaining > 0:
             with delivery.waits("due"):
@@ -174,7 +174,7 @@ class Account:
         return Retried(
             reason="rate_limited",
             delay_seconds=self._policy.longest_within(seconds),
-            detail="the rate limit asks for a longer wait than a delivery is held",
+            detail="the rate limit requires a longer wait in a retry queue",
         )
 
     # Sending

@@ -159,7 +159,7 @@ def _joined(parts: Sequence[bytes | _Read]) -> list[bytes | _Read]:
 
 def _no_place(name: str) -> InvalidMessageError:
     return InvalidMessageError(
-        f"{printable(name)}: the SMS API's body has no place for it; leave it out"
+        f"{printable(name)}: the SMS API's request has no field for it; remove it"
     )
 
 

@@ -184,11 +184,11 @@ class CircuitBreaker:
         seconds = self._sender_waits.seconds_left(sender, now=self._clock())
         if seconds <= 0:
             return None
-        detail = "the SMS API has asked its sender for a wait"
+        detail = "the SMS API asked its sender to wait"
         return put_off("rate_limited", self._policy, detail=detail, wait_seconds=seconds)
 
     def _postpone(self, seconds: float) -> Retried:
-        why = self.paused or "it looks like an outage"
+        why = self.paused or "an outage is suspected"
         detail = f"the worker is paused: {why}"
         return put_off("paused", self._policy, detail=detail, wait_seconds=seconds)
 
@@ -200,7 +200,7 @@ class CircuitBreaker:
         if not self._is_in_the_way(sender):
             return None
         self._become(self.state.after_leaving())
-        detail = "the SMS API wants a wait, and others may be behind messages of its sender"
+        detail = "the SMS API asked for a wait; messages of other senders go first"
         delay_seconds = self._policy.longest_within(self.retry_after_seconds)
         return Retried("rate_limited", delay_seconds, detail)
 

@@ -186,7 +186,7 @@ class FailureClassifier:
             has_opened = opened is not None and opened.status == answer.status
             if not self.is_refused_in_a_row and not has_opened:
                 return answer
-        detail = f"{answer.detail}, as to every message before it"
+        detail = f"{answer.detail}, as for the messages before it"
         return answer._replace(fate=Fate.AMBIGUOUS, pause="misconfigured", detail=detail)
 
     @property
@@ -360,11 +360,11 @@ def _note(
 
 
 def _of_the_message(answer: Answer) -> Answer:
-    detail = f"{answer.detail}, twice, and took another message between"
+    detail = f"{answer.detail}, twice, and accepted another message in between"
     return answer._replace(fate=Fate.REFUSED, pause=None, detail=detail)
 
 
 def _about(answer: Answer, about: About) -> Answer:
     others = "other messages" if about == "message" else "messages of other senders"
-    detail = f"{answer.detail}, again, and takes {others}"
+    detail = f"{answer.detail} again, but accepts {others}"
     return answer._replace(about=about, pause=None, detail=detail)

@@ -35,7 +35,7 @@ log = Log(__name__)
 QUICK_TRIES: Final = 3
 QUICK_SECONDS: Final = 10.0
 _REMEDY_OF_PAGES: Final = (
-    "check sms_api.base_url and sms_api.path; sms_api.response.accepted can say what means yes"
+    "check sms_api.base_url and sms_api.path; describe acceptances in sms_api.response.accepted"
 )
 # Shorter words and digits identify nobody, and occur in many texts by chance.
 MIN_WORD_CHARACTERS: Final = 3

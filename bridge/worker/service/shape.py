@@ -186,10 +186,10 @@ class Shape:
             if len(known) == parts and not all(known):
                 # The part without a known code may have been accepted.
                 code = self._code_in(document, member=known.index(False))
-                return _uncertain(status, "gave a known error code for some parts only", code)
+                return _uncertain(status, "gave a known error code for only some parts", code)
             return _by_code(fate, status, code, wait_seconds)
         if status in range(200, 300):
-            return _uncertain(status, "gave an answer that fits no rule", code)
+            return _uncertain(status, "gave an answer that matches no rule", code)
         return judge_status(status, retry_after_seconds=wait_seconds)._replace(code=code)
 
     def _code_in(self, document: Any, *, member: int | None = None) -> str | None:  # noqa: ANN401  JSON
@@ -254,7 +254,7 @@ def _uncertain(status: int, what: str, code: str | None) -> Answer:
 
 
 def _in_part(status: int, code: str | None) -> Answer:
-    answer = _uncertain(status, "accepted a part of the message only", code)
+    answer = _uncertain(status, "accepted only a part of the message", code)
     return answer._replace(in_part=True)
 
 

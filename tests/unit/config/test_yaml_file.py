@@ -17,8 +17,8 @@ from tests.unit.config.conftest import Faults, Load
         ("worker:\n  queue: a\n bad: b\n", "line 3: is not YAML for one configuration"),
         ("worker: {queue: *a}", "line 1: is not YAML for one configuration"),
         ("worker: {queue: !a b}", "line 1: is not YAML for one configuration"),
-        ("worker: {queue: a,\n  queue: b}", "line 2: the key `queue` is there twice; keep one"),
-        ("worker: {queue: 1}\nworker: {}", "line 2: the key `worker` is there twice; keep one"),
+        ("worker: {queue: a,\n  queue: b}", "line 2: the key `queue` appears twice; keep one"),
+        ("worker: {queue: 1}\nworker: {}", "line 2: the key `worker` appears twice; keep one"),
         ("worker:\n  {{ queue }}: a\n", "line 2: a list or a map cannot be a key"),
         ("worker: {[a]: b}", "line 1: a list or a map cannot be a key"),
         ("worker: {queue: 2026-13-45}", "is not YAML: it holds an impossible character, date"),
@@ -41,7 +41,7 @@ def test_key_that_is_there_twice_and_may_be_a_secret(faults: Faults) -> None:
     """A key that is there twice is told by its line when it could be a secret."""
     (said,) = faults("worker: {491713920012: x, 491713920012: y}")
 
-    assert said.endswith(", line 1: a key is there twice; keep one")
+    assert said.endswith(", line 1: a key appears twice; keep one")
 
 
 @pytest.mark.parametrize("key", ["webhook.port", "worker.max_age", "worker.concurrency"])

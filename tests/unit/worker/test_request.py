@@ -380,7 +380,7 @@ FIELDS: dict[str, tuple[object, str]] = {
     "UTF-16": (TEXT.encode("utf-16"), "body: is UTF-16; write UTF-8"),
     "deep nesting": (deep(1000), "body: is nested too deep"),
     "deep objects": (b'{"a":' * 1000 + b"1" + b"}" * 1000, "body: is nested too deep"),
-    "twice": (TWICE["to"], "to: is there twice"),
+    "twice": (TWICE["to"], "to: appears twice"),
     "size": (b"{" * 10_000_000, "body: larger than"),
 }
 

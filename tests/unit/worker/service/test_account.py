@@ -287,7 +287,7 @@ def test_expiry_while_it_waits(world: World) -> None:
 def test_moment_that_is_far(world: World, seconds: float, step: float) -> None:
     """A message that is not to go for long waits on the ladder, and burns nothing."""
     assert world.one("m", not_before=world.began + seconds) == Retried(
-        "not_before", step, "its time has not come"
+        "not_before", step, "not due yet"
     )
 
 
@@ -297,7 +297,7 @@ def test_moment_that_is_before_the_first_step_but_far() -> None:
         held = world.one("m", not_before=world.began + MAX_HOLD_SECONDS)
         late = world.one("n", not_before=world.loop.time() + MAX_HOLD_SECONDS + 1)
 
-        assert (type(held), late) == (Sent, Retried("not_before", 600.0, "its time has not come"))
+        assert (type(held), late) == (Sent, Retried("not_before", 600.0, "not due yet"))
 
 
 def test_moment_that_is_near(world: World) -> None:
@@ -415,7 +415,7 @@ def test_what_has_failed_stays_away_while_it_looks_like_an_outage(world: World) 
         world.one(f"failed {number}")
     outcome = world.one("again", attempts=1)
 
-    assert outcome == Retried("paused", 5.0, "the worker is paused: it looks like an outage")
+    assert outcome == Retried("paused", 5.0, "the worker is paused: an outage is suspected")
 
 
 # --- What the answer means ------------------------------------------------------------------------
@@ -516,7 +516,7 @@ def test_turn_that_has_come_is_forgotten() -> None:
 def test_nothing_is_posted_when_the_worker_stops(world: World) -> None:
     """What comes after the worker has been told to stop goes back to the queue."""
     world.account.stop()
-    with pytest.raises(BrokerError, match="goes back to the queue"):
+    with pytest.raises(BrokerError, match="go back to the queue"):
         world.one("m")
 
     assert world.posts == []
@@ -526,7 +526,7 @@ def test_stop_while_a_held_delivery_waits(world: World) -> None:
     """A delivery that is to be tried again is not, when the worker stops meanwhile."""
     world.service.script["m"] = [status(429, wait=20)]
     world.at(LATENCY_SECONDS / 2, world.account.stop)
-    with pytest.raises(BrokerError, match="goes back to the queue"):
+    with pytest.raises(BrokerError, match="go back to the queue"):
         world.one("m")
 
     assert len(world.posts) == 1

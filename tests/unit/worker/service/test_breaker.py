@@ -875,7 +875,7 @@ def test_refusal_that_is_proven_says_so(world: World) -> None:
 
     assert rule(breaker, NOT_FOUND, "bad") == Dead(
         reason="refused",
-        detail="the SMS API answered 404, twice, and took another message between",
+        detail="the SMS API answered 404, twice, and accepted another message in between",
         status=404,
         burned=True,
     )
