@@ -233,8 +233,7 @@ class WorkerMetrics(MetricSet):
         )
         self.queue_consumers = self._gauge(
             "sms_bridge_worker_queue_consumers",
-            "Consumers of the queue; a quorum queue counts a cancelled one until all is "
-            "acked.",
+            "Consumers of the queue, and cancelled ones with unacked messages of a quorum queue.",
             ("queue",),
             [queue, *urgent],
         )
