@@ -76,7 +76,7 @@ def test_pure_python_is_the_default() -> None:
 
 
 # Their exits wait for nothing.
-EXITS_AT_ONCE = {"asyncio.timeout", "self._rates.token"}
+EXITS_AT_ONCE = {"asyncio.timeout", "self.rates.token", "self._publisher.deadline_for"}
 
 
 def handlers_in(function: ast.AST) -> Iterator[ast.AST]:

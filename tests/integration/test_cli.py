@@ -420,8 +420,8 @@ async def test_a_full_disk_is_told(command: tuple[str, ...]) -> None:
     said = await _run_on_a_full_disk(*command, settings={})
 
     assert said == (
-        "sms-bridge: standard output: cannot be written: No space left on device; what the command "
-        "does may be done: look before you run it again\n"
+        "sms-bridge: standard output: cannot be written: No space left on device; the command "
+        "may have done its work: look before you run it again\n"
     )
 
 
