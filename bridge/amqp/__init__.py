@@ -1,1 +1,1 @@
-"""Connections to RabbitMQ, and what is read from them and written to them."""
+"""RabbitMQ connections, confirmed publishing, and the encoding of AMQP frames and properties."""

@@ -1,4 +1,4 @@
-"""Opens and closes channels, and describes why one ended."""
+"""Opens and closes AMQP channels, and describes why one was closed."""
 
 import asyncio
 from typing import Final, cast
@@ -17,13 +17,13 @@ from bridge.amqp.client import (
 from bridge.deadline import Deadline
 from bridge.errors import BrokerError, Refusal
 
-# How long the broker may take to answer a method.
+# Timeout of the broker's answer to an AMQP method.
 RPC_TIMEOUT_SECONDS: Final = 10.0
-# How long the broker may hold back an ack that it has read. It passes at most 32 commands at once
-# to a quorum queue, and forgets the others when the channel ends (seen with 3.10.8).
+# Longest time that the broker delays an ack that it has read. It sends at most 32 commands at once
+# to a quorum queue; if the channel ends, the others are lost (seen with 3.10.8).
 ACKS_HELD_BACK_SECONDS: Final = 0.5
-# The broker closes the connection with these if it cannot read or process a publish, but also
-# because of faults of its own.
+# The broker closes the connection with one of these if it cannot parse or process a publish, but
+# also after internal faults of its own.
 _PERHAPS_REFUSALS: Final = (
     ConnectionFrameError,
     ConnectionInternalError,
@@ -31,12 +31,12 @@ _PERHAPS_REFUSALS: Final = (
     ConnectionSyntaxError,
     ConnectionUnexpectedFrame,
 )
-# Strong references, which the event loop does not keep. Each task ends with its connection.
+# Keeps each task alive until its connection ends: the event loop has only weak references.
 _closing: Final[set["asyncio.Future[None]"]] = set()
 
 
 async def open_channel(connection: Connection, *, confirms: bool = False) -> Channel:
-    """Open a channel of aiormq, whose frames `Wire` can bypass.
+    """Open an aiormq channel, on which `Wire` can read and write frames past aiormq.
 
     With `confirms` the broker confirms each publish.
     """
@@ -50,23 +50,23 @@ async def open_channel(connection: Connection, *, confirms: bool = False) -> Cha
 
 
 def closed_channel(channel: Channel, use: str) -> BrokerError:
-    """Return the error for a channel that has ended, with the broker's reason if it closed it."""
+    """Return the error for a closed channel, with the broker's reason if the broker closed it."""
     error = end_of(channel)
     why = f": {describe_end(error)}" if isinstance(error, ChannelClosed) else ""
     return BrokerError(f"the {use} channel was closed{why}")
 
 
 def end_of(channel: Channel) -> BaseException | None:
-    """Return the error with which a channel has ended; None if it is open, or ended without one."""
+    """Return the error that ended a channel; None if it is open or was closed without an error."""
     closing = channel.closing
     return None if not closing.done() or closing.cancelled() else closing.exception()
 
 
 def refusal_on(channel: Channel) -> Refusal | None:
-    """Return how the broker refused a message published on a channel.
+    """Return the refusal if the broker closed a channel because of a published message, else None.
 
-    None if the channel is open, was lost, or ended for a reason that no message caused, such as a
-    missing permission or a broker shutdown.
+    None includes channels that are open, were lost, or ended for another reason, such as a missing
+    permission or a broker shutdown.
     """
     error = end_of(channel)
     if error is None or not isinstance(error, (ChannelPreconditionFailed, *_PERHAPS_REFUSALS)):
@@ -78,15 +78,15 @@ def refusal_on(channel: Channel) -> Refusal | None:
 async def close_channel(channel: Channel) -> None:
     """Close a channel, even if the caller is cancelled meanwhile.
 
-    aiormq repeats a close that is cancelled before its answer. RabbitMQ then closes the connection,
-    because it expects a `channel.open` on a channel that is closed.
+    If a close is cancelled before the broker answers, aiormq sends it again. RabbitMQ then closes
+    the whole connection, because it accepts only `channel.open` on a closed channel.
     """
     await asyncio.shield(channel.close())
     heed_cancellation()
 
 
 def close_soon(channel: Channel) -> None:
-    """Close a channel without waiting for it."""
+    """Close a channel in the background."""
     closing = asyncio.ensure_future(channel.close())
     _closing.add(closing)
     closing.add_done_callback(_let_go)
@@ -100,9 +100,9 @@ def _let_go(closing: "asyncio.Future[None]") -> None:
 
 
 async def wait_for_held_back_acks(last_ack_at: float) -> None:
-    """Wait until the last ack survives the end of its channel.
+    """Wait until closing a channel can no longer lose its last ack.
 
-    `last_ack_at` is when it was written, a time of the event loop's clock.
+    `last_ack_at` is the event loop time at which that ack was written.
     """
     seconds = last_ack_at + ACKS_HELD_BACK_SECONDS - asyncio.get_running_loop().time()
     if seconds > 0:
@@ -112,8 +112,8 @@ async def wait_for_held_back_acks(last_ack_at: float) -> None:
 def heed_cancellation() -> None:
     """Raise CancelledError if this task has been cancelled.
 
-    Call this after a method of aiormq: if the connection ends at the same moment, aiormq swallows
-    the cancellation or replaces it by an error of its own.
+    Call this after awaiting aiormq: if the connection ends at the same moment, aiormq swallows the
+    cancellation or replaces it by an error of its own.
     """
     task = asyncio.current_task()
     if task is not None and task.cancelling():
@@ -122,7 +122,7 @@ def heed_cancellation() -> None:
 
 def describe_end(error: BaseException) -> str:
     """Describe why a connection or a channel ended."""
-    # The broker's own text names queues and arguments, never a message.
+    # The broker's text names queues and arguments, and never quotes a message.
     if isinstance(error, BrokerError):
         return str(error)
     if isinstance(error, asyncio.CancelledError):

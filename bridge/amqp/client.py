@@ -1,4 +1,7 @@
-"""The only module that imports aio-pika and aiormq; others take their names from here."""
+"""Re-exports the names of aio-pika and aiormq that the bridge uses.
+
+Apart from `wire`, no other module imports the two libraries.
+"""
 
 import asyncio
 from typing import Any, Final
@@ -70,7 +73,7 @@ __all__ = [
 
 
 class Connection(aio_pika.Connection):
-    """A connection and the wire that carries its messages; `open_connection` makes both."""
+    """An aio-pika connection with its `Wire`, which carries messages; made by `open_connection`."""
 
     wire: Wire
 
@@ -83,8 +86,9 @@ _create_task: Final[Any] = FutureStore.create_task
 def _create_heard_task(store: FutureStore, coroutine: Any) -> Any:  # noqa: ANN401
     """Create a task as aiormq does, and retrieve its exception when it ends.
 
-    Nothing awaits the reader task of a channel. If a slow broker does not answer the close in time,
-    its exception would be reported as unhandled. Users of the channel see that it ended anyway.
+    Nothing awaits the reader task of a channel. If a slow broker does not answer a close in time,
+    asyncio would report the task's exception as unhandled. Users of the channel notice its end
+    without this exception.
     """
     task = _create_task(store, coroutine)
     task.add_done_callback(_hear)

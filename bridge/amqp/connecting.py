@@ -1,4 +1,4 @@
-"""Opens connections to RabbitMQ: the login, the race of several URLs, and why a broker refused."""
+"""Opens connections to RabbitMQ, tries several URLs in parallel, and explains failures."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ from bridge.errors import ConfigError, ConnectError, ConnectFault, causes_of
 
 
 def with_credentials(url: URL, settings: RabbitMQSettings) -> URL:
-    """Put `rabbitmq.username` and `.password`, or their files, in place of those in a URL."""
+    """Return a URL with the user and password of the settings or their files, if given there."""
     username, password = settings.username, None
     if settings.username_file is not None:
         username = read_secret("rabbitmq.username_file", settings.username_file)
@@ -40,7 +40,7 @@ def with_credentials(url: URL, settings: RabbitMQSettings) -> URL:
 
 
 def tls_context(settings: RabbitMQSettings) -> ssl.SSLContext:
-    """Make the TLS context; raises ConfigError when a file of `rabbitmq.tls` cannot be used."""
+    """Create the TLS context; raise ConfigError if a file in `rabbitmq.tls` cannot be used."""
     tls = settings.tls
     context = load_authorities("rabbitmq.tls.ca_file", tls.ca_file)
     for name, path in (("cert_file", tls.cert_file), ("key_file", tls.key_file)):
@@ -52,7 +52,7 @@ def tls_context(settings: RabbitMQSettings) -> ssl.SSLContext:
     if tls.cert_file is not None:
         try:
             context.load_cert_chain(tls.cert_file, tls.key_file)
-        except OSError:  # ssl.SSLError is one
+        except OSError:  # includes ssl.SSLError
             raise ConfigError(
                 f"rabbitmq.tls.cert_file: {tls.cert_file} and rabbitmq.tls.key_file are not a "
                 "certificate and its key; they must be PEM files that belong together"
@@ -62,23 +62,23 @@ def tls_context(settings: RabbitMQSettings) -> ssl.SSLContext:
 
 _CLIENT: Final = ("aio-pika", "aiormq", "pamqp")
 
-# Raised by a version of a client library whose interface is another one.
+# Raised if the interface of an installed client library is incompatible.
 OTHER_INTERFACE = (AttributeError, TypeError)
 _LOGIN_FAULTS = (ProbableAuthenticationError, AuthenticationError, ConnectionNotAllowed)
-# The reply codes `access-refused` and `not-allowed` (AMQP 0-9-1, 1.2): the broker knows no such
-# virtual host, or the user has no right to it.
+# Reply codes `access-refused` and `not-allowed` (AMQP 0-9-1, 1.2): the virtual host does not exist,
+# or the user has no permission on it.
 _REFUSED_LOGIN: Final = (403, 530)
-# OpenSSL's reasons if the peer's first bytes are not TLS; Python 3.13 has the second.
+# OpenSSL's error reasons if the peer does not speak TLS; the second is that of Python 3.13.
 _NO_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
-# How a TLS alert begins: its record type and the major version (RFC 8446, 5.1).
+# First bytes of a TLS alert: record type and major version (RFC 8446, 5.1).
 _TLS_ALERT: Final = b"\x15\x03"
 
 
 def refusal(error: Exception, host: str, closed: tuple[int, str], foreign: bytes) -> ConnectError:
-    """Make the error that names the fault and the remedy of a connection that did not open.
+    """Build the error for a failed connection attempt, with its fault and the remedy.
 
-    `closed` is the code and the text with which the broker closed it, `foreign` how the answer
-    began if it was not AMQP.
+    `closed` is the broker's close code and text, `foreign` the first bytes of an answer that was
+    not AMQP.
     """
     if isinstance(error, OTHER_INTERFACE):
         return unsupported(host)
@@ -91,16 +91,16 @@ def refusal(error: Exception, host: str, closed: tuple[int, str], foreign: bytes
 
 
 def _is_closed_instead_of_opened(error: Exception) -> bool:
-    """Whether the broker has answered, with a user that it knows, but not opened the virtual host.
+    """Whether the broker accepted the login, but closed the connection instead of opening it.
 
-    aiormq does not say which frame came in place of the one that it names, but a broker has only
-    one choice: it closes the connection.
+    aiormq's error names only the frame that it expected, `Connection.OpenOk`. The only other frame
+    that a broker sends at this point is `Connection.Close`.
     """
     return isinstance(error, InvalidFrameError) and "Connection.OpenOk" in str(error)
 
 
 def unsupported(host: str) -> ConnectError:
-    """Make the error of an installed client library that the bridge does not work with."""
+    """Build the error for installed client libraries that the bridge does not support."""
     installed = ", ".join(f"{name} {version(name)}" for name in _CLIENT)
     fault: ConnectFault = "client_unsupported"
     cause = f"no connection to {host} ({fault}: {installed})"
@@ -139,9 +139,9 @@ def _remedy_for(fault: ConnectFault) -> str:
 
 
 def _look_closer(error: BaseException, foreign: bytes) -> tuple[str, str] | None:
-    """Name the cause and the remedy if more is known than the fault itself.
+    """Return a cause and a remedy that are more specific than the fault's own, or None.
 
-    `foreign` is how the answer began if it was not AMQP.
+    `foreign` is the first bytes of an answer that was not AMQP.
     """
     ports = "it is usually 5672, with TLS 5671"
     if any(isinstance(cause, socket.gaierror) for cause in causes_of(error)):
@@ -158,25 +158,26 @@ def _look_closer(error: BaseException, foreign: bytes) -> tuple[str, str] | None
 
 
 CLOSE_TIMEOUT_SECONDS: Final = 3.0
-# How long a port may take to answer an HTTP request, which shows whether HTTP is spoken there.
+# Timeout of the HTTP request that shows whether a port speaks HTTP.
 ASK_HTTP_SECONDS: Final = 1.0
-# Longer than a login takes on a busy broker: an attempt beside another one costs a login more.
+# Delay before the next URL is tried in parallel. It is longer than a login on a busy broker takes,
+# because each parallel attempt costs another login.
 ATTEMPT_DELAY_SECONDS: Final = 1.0
 
 
 async def open_connection(
     settings: RabbitMQSettings, url: SecretStr, *, name: str, ask_http: bool = False
 ) -> Connection:
-    """Open one connection; user, password and certificates are read anew each time.
+    """Open one connection; read user, password and certificate files again each time.
 
     Raises ConnectError within `connect_timeout_seconds`; its text names the fault and the remedy.
-    With `ask_http`, a port that answers nothing is also sent an HTTP request, which takes up to a
-    second more: RabbitMQ's management port does not answer AMQP.
+    With `ask_http`, a port that sends nothing is also sent an HTTP request, which takes up to one
+    second more. That recognises RabbitMQ's management port, which does not answer AMQP.
     """
     try:
         tolerate_broken_properties()
         connection = _new_connection(settings, url, name)
-    except ConfigError as error:  # a file of the login
+    except ConfigError as error:  # an unreadable credentials file
         raise ConnectError("auth_failed", str(error)) from error
     except OTHER_INTERFACE as error:
         raise unsupported(host_of(url)) from error
@@ -187,7 +188,7 @@ async def open_connection(
         await close_quietly(connection)
         if not isinstance(error, Exception):
             raise
-        # aiormq raises more than its own classes.
+        # Any exception, because aiormq does not raise only its own.
         wire = connection.wire
         foreign, closed = wire.foreign, wire.closed
         is_silent = not foreign and closed is None
@@ -195,16 +196,17 @@ async def open_connection(
             foreign = await _ask_http(settings, URL(url.get_secret_value()))
         raise refusal(error, host_of(url), closed or (0, ""), foreign) from error
     if not connection.wire.is_open:
-        # It would stay open, but no delivery and no confirm would ever reach us.
+        # aiormq did not use our `Wire`: the connection would stay open, but no delivery and no
+        # confirm would arrive.
         await close_quietly(connection)
         raise unsupported(host_of(url))
     return connection
 
 
 async def open_first_connection(settings: RabbitMQSettings, *, name: str) -> Connection:
-    """Open a connection to the first broker of `rabbitmq.url` that answers; each is tried once.
+    """Try each URL of `rabbitmq.url` once; return the first connection that opens.
 
-    Raises ConnectError, which tells the fault of each.
+    Raises ConnectError with the fault of each URL.
     """
     faults: dict[SecretStr, ConnectError] = {}
 
@@ -226,11 +228,11 @@ async def open_first_connection(settings: RabbitMQSettings, *, name: str) -> Con
 async def open_quickest(
     urls: Sequence[SecretStr], open_one: Callable[[SecretStr], Awaitable[Connection]]
 ) -> tuple[SecretStr, Connection]:
-    """Open one connection with `open_one`; return it with its URL.
+    """Try the URLs in turn with `open_one`; return the first that connects, and its connection.
 
-    The next URL is tried when one has failed, or beside those that have not answered for a second:
-    a node that hangs takes connections, and answers nothing. When all have failed, raises what the
-    last URL raised.
+    The next URL is tried after a failure, or in parallel if no attempt has succeeded within one
+    second: a hung node accepts connections and never answers. If all attempts fail, raises the
+    error of the last URL.
     """
     attempts: list[asyncio.Task[Connection]] = []
     won: asyncio.Task[Connection] | None = None
@@ -254,7 +256,7 @@ def _start_next(
     urls: Sequence[SecretStr],
     open_one: Callable[[SecretStr], Awaitable[Connection]],
 ) -> list[asyncio.Task[Connection]]:
-    """Begin one more attempt if a URL is left; return the attempts that have not ended."""
+    """Start an attempt for the next URL, if there is one; return the unfinished attempts."""
     if len(attempts) < len(urls):
         attempts.append(asyncio.ensure_future(open_one(urls[len(attempts)])))
     return [attempt for attempt in attempts if not attempt.done()]
@@ -265,7 +267,7 @@ def _is_open(attempt: asyncio.Task[Connection]) -> bool:
 
 
 async def _abandon(attempts: Sequence[asyncio.Task[Connection]]) -> None:
-    """Cancel the other attempts, and close the connections that they have opened."""
+    """Cancel these attempts, and close the connections that they have opened."""
     for attempt in attempts:
         attempt.cancel()
     for opened in await asyncio.gather(*attempts, return_exceptions=True):
@@ -276,7 +278,7 @@ async def _abandon(attempts: Sequence[asyncio.Task[Connection]]) -> None:
 async def _ask_http(settings: RabbitMQSettings, url: URL) -> bytes:
     """Return the first bytes of the answer to an HTTP request; empty if it is not HTTP.
 
-    A broker that is merely slow answers too, but with the AMQP version that it speaks.
+    A slow AMQP broker also answers this request, but with its AMQP version.
     """
     secure = url.scheme == "amqps"
     with contextlib.suppress(OSError, TimeoutError):
@@ -310,7 +312,7 @@ def _new_connection(settings: RabbitMQSettings, url: SecretStr, name: str) -> Co
 
 
 def host_of(url: SecretStr) -> str:
-    """Write the host and port of a broker's URL."""
+    """Return the host and port of a broker's URL."""
     parsed = URL(url.get_secret_value())
     return f"{parsed.host}:{_port_of(parsed)}"
 
@@ -320,11 +322,11 @@ def _port_of(url: URL) -> int:
 
 
 async def close_quietly(connection: Connection) -> None:
-    """Close within a deadline, even if the broker hangs."""
+    """Close a connection within a deadline, even if the broker hangs."""
     with contextlib.suppress(Exception):
         async with Deadline(CLOSE_TIMEOUT_SECONDS):
             await connection.close()
     if not connection.is_closed:
-        # Its transport is gone, so this only marks it as closed. Otherwise its finaliser would
-        # close it, in whichever thread the garbage collector runs.
+        # The transport is gone, so this only marks the connection as closed. Otherwise its
+        # finaliser would close it, in whatever thread the garbage collector runs.
         await connection.close()

@@ -1,6 +1,6 @@
 """Encodes and decodes the values of properties and headers (AMQP 0-9-1, 4.2.5).
 
-Every value that other clients send can be read, and written back with its original bytes.
+Any value from another client can be decoded, and encoded again with its original bytes.
 """
 
 import functools
@@ -14,13 +14,14 @@ import pamqp.encode
 
 from bridge.amqp.headers import HeaderTable, Written
 
-# A deeper nested header value stays bytes when read, and is refused when written: recursion could
-# overflow the stack, which ends a compiled program without a message.
+# A header value that is nested deeper than this stays bytes when read, and is rejected when
+# written. Unlimited recursion could overflow the stack, which ends a compiled program without an
+# error message.
 MAX_HEADER_DEPTH: Final = 32
 _LENGTH: Final = struct.Struct(">I")
 _TIME: Final = struct.Struct(">Q")
 TIMESTAMP_BYTES: Final = _TIME.size
-# Below this a time counts as seconds (until the year 5138).
+# A timestamp below this is in seconds (up to the year 5138).
 _END_OF_SECONDS: Final = 10**11
 # The length octets of short strings.
 _OCTETS: Final = tuple(bytes((length,)) for length in range(256))
@@ -36,9 +37,9 @@ _VALUE_BYTES: Final[Mapping[bytes, int]] = {
 
 
 def as_they_came(headers: dict[str, Any] | None) -> dict[str, Any]:
-    """Return headers to write back with their original bytes and types.
+    """Return headers that are encoded again with their original bytes and types.
 
-    Decoded values do not suffice: a 1 may have been one byte or 64 bits.
+    Decoded values lose the type: a 1 may have been one byte or 64 bits.
     """
     if not isinstance(headers, HeaderTable):
         return dict(headers or {})
@@ -67,10 +68,11 @@ def header_bytes(name: str, value: Any) -> int:  # noqa: ANN401  a header may be
 def tolerate_broken_properties() -> None:
     """Patch pamqp so that it reads and writes whatever other clients send.
 
-    Unpatched, a timestamp in micro- or nanoseconds, a short string or header name that is not
-    UTF-8, or a header nested a thousand levels deep ends the connection at every delivery, so one
-    message stops the queue. Header values of bytes, large numbers and floats cannot be written back
-    unchanged. With the patch, invalid UTF-8 is kept, and a timestamp is scaled to seconds.
+    Without the patch, some values close the connection at each delivery, so that one message blocks
+    the queue: a timestamp in micro- or nanoseconds, a short string or header name that is not
+    UTF-8, a header nested a thousand levels deep. Others cannot be written back unchanged: bytes,
+    large numbers and floats in headers. The patch preserves invalid UTF-8, and scales timestamps to
+    seconds.
     """
     decode: Any = pamqp.decode
     encode: Any = pamqp.encode
@@ -89,9 +91,9 @@ def _decode_short_string(value: bytes) -> tuple[int, str]:
 
 
 def decode_timestamp(value: bytes) -> tuple[int, datetime]:
-    """Decode a time in any unit; return its size in bytes, and the time.
+    """Decode a timestamp in seconds or a smaller unit; return its size in bytes, and the time.
 
-    Raises struct.error if it is cut off.
+    Raises struct.error if it is truncated.
     """
     (number,) = _TIME.unpack_from(value)
     if number < _END_OF_SECONDS:
@@ -102,7 +104,7 @@ def decode_timestamp(value: bytes) -> tuple[int, datetime]:
     return _TIME.size, datetime.fromtimestamp(moment, tz=UTC)
 
 
-# Messages that arrive together were published in the same few seconds.
+# Cached, because messages that arrive together were published within a few seconds.
 @functools.lru_cache(maxsize=64)
 def _moment(seconds: int) -> datetime:
     return datetime.fromtimestamp(seconds, tz=UTC)
@@ -110,7 +112,7 @@ def _moment(seconds: int) -> datetime:
 
 def encode_timestamp(moment: datetime) -> bytes:
     """Encode a time in whole seconds; raises struct.error before 1970."""
-    # The client library also takes a naive time as UTC.
+    # A naive time counts as UTC, as in the client library.
     aware = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
     return _TIME.pack(int(aware.timestamp()))
 
@@ -118,7 +120,7 @@ def encode_timestamp(moment: datetime) -> bytes:
 def decode_table(value: bytes, depth: int = 0) -> tuple[int, dict[str, Any]]:
     """Decode headers; return their size in bytes, and the headers (with their bytes at depth 0).
 
-    Raises ValueError, IndexError or struct.error if they are cut off or of an unknown type.
+    Raises ValueError, IndexError or struct.error if they are truncated or contain an unknown type.
     """
     end = _end_within(value)
     table: dict[str, Any] = {}
@@ -126,7 +128,8 @@ def decode_table(value: bytes, depth: int = 0) -> tuple[int, dict[str, Any]]:
     while offset < end:
         used, name = _decode_short_string(value[offset:])
         offset += used
-        # A name may reach beyond the table. In compiled code a slice must not begin after its end.
+        # The length of a malformed name may exceed the table. In compiled code, a slice must not
+        # start after its end.
         used, table[name] = _decode_value(value[offset : max(offset, end)], depth + 1)
         offset += used
     return end, table if depth else HeaderTable(table, bytes(value[:end]))
@@ -171,7 +174,7 @@ def encode_short_string(value: str) -> bytes:
     return _OCTETS[len(encoded)] + encoded
 
 
-# Header names repeat: the bridge's own, and those of copies.
+# Cached, because most messages have the same header names.
 _encode_name: Final = functools.lru_cache(maxsize=256)(encode_short_string)
 
 
@@ -187,8 +190,9 @@ def encode_table(value: Mapping[str, Any] | None, depth: int = 0) -> bytes:
 
 
 def _encode_value(value: Any, depth: int = 1) -> bytes:  # noqa: ANN401  a header may be anything
-    # Texts come first, because most values are texts. pamqp truncates a float to 32 bits, cannot
-    # write bytes, and refuses large numbers; it writes a bytearray unchanged, as its own type.
+    # Strings come first, because most values are strings. pamqp truncates a float to 32 bits,
+    # cannot write bytes, and rejects large numbers. A bytearray is left to pamqp, which writes it
+    # unchanged, as a type of its own.
     if isinstance(value, str):
         value = value.encode("utf-8", "replace")
     if isinstance(value, bytes):

@@ -1,9 +1,9 @@
-"""AMQP frames of the hot path as bytes: deliveries, acks, publishes, confirms. No I/O.
+"""Encodes and decodes the AMQP frames of deliveries, acks, publishes and confirms. No I/O.
 
-Terms are those of AMQP 0-9-1, 2.3.5 and 4.2; confirms are RabbitMQ's extension.
+Terms are those of AMQP 0-9-1, 2.3.5 and 4.2; confirms are an extension of RabbitMQ.
 
-Hand-written because pamqp makes an object for each frame, three for each message; the docstring of
-`wire` has the figures (`python -m bench.parts wires`). To use pamqp, pass the result of
+Hand-written because pamqp creates an object for each frame, three for each message; the docstring
+of `wire` has the figures (`python -m bench.parts wires`). To use pamqp, pass the result of
 `pamqp.frame.unmarshal` to `feed`, and write with `pamqp.frame.marshal`; the tests of this module
 compare with both.
 """
@@ -21,12 +21,12 @@ from bridge.amqp.properties import Properties, read_properties, write_properties
 from bridge.errors import Confirm
 
 Body = bytes | bytearray
-# Called with the delivery tag, whether it was delivered before, the properties and the body.
+# Arguments: delivery tag, redelivered flag, properties, body.
 DeliveryHandler = Callable[[int, bool, Properties, Body], None]
-# By consumer tag.
+# Default of a map from consumer tag to handler.
 NO_HANDLERS: Final[Mapping[bytes, DeliveryHandler]] = {}
-# Larger than any send request. Larger bodies are copied as little as possible, and published one at
-# a time.
+# No send request is this large. Larger bodies are copied as little as possible, and published one
+# at a time.
 LARGE_BODY_BYTES: Final = 1024 * 1024
 
 # Frame header: type, channel, payload size. A frame ends with the frame-end octet.
@@ -49,13 +49,13 @@ _PUBLISH, _RETURN = _METHOD_ID.pack(_BASIC, 40), _METHOD_ID.pack(_BASIC, 50)
 _DELIVER = _METHOD_ID.pack(_BASIC, 60)
 _ACK, _NACK = _METHOD_ID.pack(_BASIC, 80), _METHOD_ID.pack(_BASIC, 120)
 _ARGUMENTS: Final = _METHOD_ID.size
-# Where the reply text of `Connection.Close` begins: after the reply code, a short.
+# Offset of the reply text in `Connection.Close`: after the reply code, a 16-bit integer.
 _CLOSE_TEXT: Final = _ARGUMENTS + 2
 
 # A delivery tag and an octet of bits: `redelivered` of a delivery, `multiple` of a confirm.
 _TAG_AND_BITS: Final = struct.Struct(">QB")
 _MULTIPLE: Final = 1
-# A whole ack frame, whose length is fixed.
+# A complete ack frame; its length is fixed.
 _ACK_FRAME: Final = struct.Struct(">BHI4sQBB")
 _ACK_BYTES: Final = _METHOD_ID.size + _TAG_AND_BITS.size
 # A content header payload begins with class id, weight, body size. Property flags and property list
@@ -65,15 +65,15 @@ CONTENT_HEADER_START: Final = struct.Struct(">HHQ")
 # Prefix of direct reply-to routing keys: the reply goes to a client without a queue.
 _DIRECT_REPLY: Final = "amq.rabbitmq.reply-to"
 
-# A piece of written frames. A sequence of pieces always forms whole frames.
+# Part of the frames to write. A sequence of pieces always makes up whole frames.
 Piece = bytes | memoryview
 
 
 class FrameTaker(ABC):
-    """Takes the frames of one channel before the client library sees them.
+    """Receives the frames of one channel before the client library does.
 
-    `is_closed` means that the broker has closed the channel. The client library answers, and any
-    frame written on the channel after the answer would end the connection.
+    `is_closed` means that the broker has closed the channel. The client library answers the close,
+    and any frame written on the channel after that answer would end the connection.
     """
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class FrameTaker(ABC):
 
 
 class Progress(NamedTuple):
-    """Progress of the broker with the publishes of a channel.
+    """How far the broker has answered the publishes of a channel.
 
     `oldest` is the delivery tag of the oldest unanswered publish, or None.
     """
@@ -133,7 +133,7 @@ class _Content:
 
 
 class Deliveries(FrameTaker):
-    """Hands each delivery on a channel to the handler of its consumer tag, else to `take`."""
+    """Passes each delivery on a channel to the handler of its consumer tag, else to `take`."""
 
     def __init__(
         self, take: DeliveryHandler, by_tag: Mapping[bytes, DeliveryHandler] = NO_HANDLERS
@@ -158,7 +158,8 @@ class Deliveries(FrameTaker):
         if not payload.startswith(_DELIVER):
             self.is_closed = self.is_closed or payload.startswith(_CHANNEL_CLOSE)
             return False
-        # Behind the consumer tag, a short string; exchange and routing key follow.
+        # The delivery tag comes after the consumer tag, a short string. Exchange and routing key
+        # come later, and are not needed.
         at = _ARGUMENTS + 1 + payload[_ARGUMENTS]
         if self._by_tag:
             self._hand_on = self._by_tag.get(payload[_ARGUMENTS + 1 : at], self._take)
@@ -169,7 +170,7 @@ class Deliveries(FrameTaker):
 
 
 class Confirms(FrameTaker):
-    """Matches confirms and returns to the publishes of one channel."""
+    """Matches the broker's confirms and returns to the publishes of one channel."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -187,7 +188,7 @@ class Confirms(FrameTaker):
 
     @property
     def progress(self) -> Progress:
-        """Progress of the broker."""
+        """How far the broker has answered the publishes."""
         confirmed = self._last_tag - len(self._waiting) - self._nacked
         return Progress(next(iter(self._waiting), None), confirmed, self._nacked)
 
@@ -264,9 +265,9 @@ def _resolve(waiting: "asyncio.Future[Confirm] | None", confirm: Confirm) -> Non
 class Notices(FrameTaker):
     """Observes channel 0, whose frames the client library handles.
 
-    `is_open`: the broker has opened the connection. `is_blocked`: it accepts no publishes because
-    of a memory or disk alarm; `on_blocked` is called with the reason, and with None at the end.
-    `closed`: code and text with which the broker closed the connection.
+    `is_open`: the broker has opened the connection. `is_blocked`: the broker accepts no publishes
+    because of a memory or disk alarm; `on_blocked` is called with the reason, and with None when
+    the alarm ends. `closed`: code and text with which the broker closed the connection.
     """
 
     def __init__(self) -> None:
@@ -313,7 +314,8 @@ def publish_pieces(
     """Encode a publish as pieces to be written in order, without copying the body.
 
     The message is mandatory, except for direct replies (`is_mandatory`). Raises ValueError if
-    exchange, routing key or properties do not fit; the broker would close the connection.
+    exchange, routing key or properties are too long for AMQP, because the broker would close the
+    connection.
     """
     size = len(body)
     header = content_header(size, properties, max_payload_bytes)
@@ -341,7 +343,7 @@ def _parts(body: Body, max_payload_bytes: int) -> list[Piece]:
 def _publish_frame(channel: int, exchange: str, routing_key: str) -> bytes:
     names = encode_short_string(exchange) + encode_short_string(routing_key)
     mandatory = is_mandatory(exchange, routing_key)
-    # A reserved short precedes the names, and the bits follow them.
+    # A reserved 16-bit field precedes the names, and the flags follow them.
     return _frame(METHOD, channel, b"%s\x00\x00%s%c" % (_PUBLISH, names, mandatory))
 
 
@@ -356,7 +358,8 @@ def content_header(body_size: int, properties: Properties, max_payload_bytes: in
 def is_mandatory(exchange: str, routing_key: str) -> bool:
     """Whether the broker should return an unroutable message.
 
-    A direct reply passes no queue, so RabbitMQ would return it although it delivers it.
+    A direct reply does not go through a queue: RabbitMQ would deliver it, and also return it as
+    unroutable.
     """
     return exchange != "" or not routing_key.startswith(_DIRECT_REPLY)
 

@@ -1,4 +1,4 @@
-"""Headers that keep the bytes as which they were received.
+"""Header types that keep the bytes in which they were received.
 
 A module of its own, because mypyc cannot compile subclasses of built-in classes.
 """
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class HeaderTable(dict[str, Any]):
-    """Decoded headers; `written` is the table's bytes as they came, beginning with its length."""
+    """Decoded headers; `written` is the encoded table as received, starting with its length."""
 
     __slots__ = ("written",)
 
@@ -17,6 +17,6 @@ class HeaderTable(dict[str, Any]):
 
 
 class Written(bytes):
-    """A header's value as the bytes that came, its type octet first; written back unchanged."""
+    """The encoded value of a header as received, with its type octet; written back unchanged."""
 
     __slots__ = ()

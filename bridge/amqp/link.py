@@ -1,8 +1,8 @@
-"""Keeps a connection to RabbitMQ alive.
+"""Keeps a connection to RabbitMQ open, and reconnects when it ends.
 
 A `Link` connects, passes the connection to its user, watches it, and reconnects from scratch when
-anything on it ends. Nothing is restored in place: a restored channel can stay dead for ever on a
-healthy connection (aio-pika, `RobustChannel`), a new connection cannot.
+anything on it ends. Nothing is restored in place: a restored channel can stay dead on a healthy
+connection (aio-pika, `RobustChannel`), a new connection cannot.
 """
 
 import asyncio
@@ -26,18 +26,18 @@ log = Log(__name__)
 
 Serve = Callable[[Connection], Awaitable[object]]
 
-# Bounds of the random wait between two attempts, see `Link.run`. Workers wait for each other after
-# a broker restart (`worker.redelivery_wait`), so none may stay away for long.
+# Bounds of the random wait between two attempts, see `Link.run`. After a broker restart, workers
+# wait for each other (`worker.redelivery_wait`), so none may reconnect late.
 MIN_BACKOFF_SECONDS: Final = 0.5
 MAX_BACKOFF_SECONDS: Final = 5.0
 # A shorter session counts as a failed attempt, and the back-off keeps growing.
 USEFUL_SECONDS: Final = 1.0
-# A broker sends a heartbeat whenever it has sent nothing else for half of `heartbeat_seconds`, and
-# calls a peer unreachable that misses two (RabbitMQ docs, "Detecting Dead TCP Connections with
-# Heartbeats and TCP Keepalives"). We wait for twice as long, since leaving a busy broker costs it
-# a login; aiormq alone would wait for three times as long and three seconds. On a cluster sooner is
-# no better: what is asked of another node before it has counted the silent one out may hang there
-# for longer (seen with 3.10.8).
+# The broker sends a heartbeat if it has sent nothing else for half of `heartbeat_seconds`, and
+# considers a peer unreachable after two missed heartbeats (RabbitMQ docs, "Detecting Dead TCP
+# Connections with Heartbeats and TCP Keepalives"). We give up after two whole intervals, because a
+# needless reconnect costs a busy broker a login; aiormq alone would wait for three intervals and
+# three seconds. On a cluster, giving up sooner does not help: until the other nodes have declared a
+# silent node down, a request that involves it may hang for longer (seen with 3.10.8).
 SILENT_HEARTBEATS: Final = 2
 SILENCE_LOOK_SECONDS: Final = 0.5
 
@@ -49,27 +49,28 @@ class Link:
         self.name = name
         self._settings = settings
         self._metrics = metrics
-        # Index of the URL to try first: the one after the last connection's.
+        # Index of the URL to try first: the one after the URL of the last connection.
         self._next = 0
-        # The last logged fault of each host; under "" that of sessions that ended at once.
+        # The last logged fault by host; the key "" is for sessions that ended at once.
         self._told: dict[str, str] = {}
         self._connection: Connection | None = None
 
     @property
     def is_up(self) -> bool:
-        """Whether the connection is open now."""
+        """Whether the connection is open."""
         return self._connection is not None and self._connection.connected.is_set()
 
     @property
     def is_blocked(self) -> bool:
-        """Whether the broker accepts no publishes on this connection now (an alarm)."""
+        """Whether a resource alarm of the broker blocks publishing on this connection."""
         return self._connection is not None and self._connection.wire.is_blocked
 
     async def run(self, serve: Serve) -> NoReturn:
         """Connect and `serve` for ever. `serve` returns or raises when the connection is unusable.
 
-        Between two attempts it waits a random time. The upper limit is half the time since the
-        broker was lost, between 0.5 s and 5 s: quick after a restart, without a storm of clients.
+        Waits a random time between two attempts, at most half the time since the connection was
+        lost. That bound is at least 0.5 s and at most 5 s. A restarted broker is reached quickly,
+        and clients do not all reconnect at once.
         """
         down_since = time.monotonic()
         while True:
@@ -85,7 +86,7 @@ class Link:
             await asyncio.sleep(_backoff(time.monotonic() - down_since))
 
     def _log_fault(self, host: str, why: str) -> None:
-        # One line for each change: an outage of an hour is not a thousand lines.
+        # Only a change is a warning, so that a long outage does not fill the log.
         if why == self._told.get(host):
             log.debug("broker_unavailable", link=self.name, why=why)
         else:
@@ -125,7 +126,7 @@ class Link:
             return await open_connection(self._settings, url, name=self.name)
         except ConnectError as error:
             self._metrics.connections.labels(error.fault).inc()
-            # Also if another broker answers, and for each broker by itself.
+            # Logged for each broker, even if another one answers.
             self._log_fault(host_of(url), str(error))
             raise
 
@@ -152,7 +153,8 @@ async def _serve_until_closed(
             # A regular close would wait for an answer.
             connection.wire.abort()
             raise BrokerError("the broker sent nothing for too long")
-        # Closing a channel cancels its waiters, which must not pass for our own cancellation.
+        # Closing a channel cancels the tasks that wait on it. That must not be mistaken for a
+        # cancellation of this task.
         if serving.done() and not serving.cancelled():
             serving.result()
         raise BrokerError(describe_end(_reason(closing)))
@@ -164,10 +166,10 @@ async def _serve_until_closed(
 
 
 async def _until_silent(wire: Wire, longest_seconds: float) -> None:
-    """Return when the broker has been silent for longer than this."""
+    """Return when the broker has sent nothing for longer than this."""
     times = 0
-    # Two looks: after a stall of this process, or when reading was just resumed, only the second
-    # look sees the bytes that arrived meanwhile.
+    # Check twice: after a stall of this process, or just after reading was resumed, only the second
+    # check sees the bytes that arrived meanwhile.
     while times < 2:  # noqa: PLR2004
         await asyncio.sleep(SILENCE_LOOK_SECONDS)
         times = times + 1 if wire.silent_seconds > longest_seconds else 0

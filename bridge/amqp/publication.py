@@ -1,4 +1,4 @@
-"""Published messages, their confirms, and the deadlines of many confirms on one timer."""
+"""Tracks published messages until the broker confirms them or a deadline passes."""
 
 import asyncio
 import time
@@ -48,12 +48,12 @@ class Publication:
 
     @property
     def is_refused(self) -> bool:
-        """Whether the broker refused it or its channel ended: no confirm can arrive any more."""
+        """Whether the broker refused it or its channel ended, so that no confirm can arrive."""
         return self._confirm.done() and self._confirm.result() != "confirmed"
 
     @property
     def may_be_stored(self) -> bool:
-        """Whether the broker may have stored it: it has not refused it."""
+        """Whether the broker may have stored it; False only if the broker refused it."""
         return not self._confirm.done() or self._confirm.result() not in {"nacked", "returned"}
 
     @property
@@ -63,7 +63,7 @@ class Publication:
 
     @property
     def error(self) -> PublishError | None:
-        """Why it is not stored; None if it is stored, or not answered yet."""
+        """Why it is not stored; None if it is stored, or if the broker has not answered yet."""
         confirm = self._confirm.result() if self._confirm.done() else "confirmed"
         return None if confirm == "confirmed" else not_stored(confirm, self._routing_key)
 
@@ -119,9 +119,9 @@ class LonePublication(Publication):
 
     @property
     def may_be_stored(self) -> bool:
-        """Whether the broker may have stored it. Not if it closed the channel because of it.
+        """Whether the broker may have stored it: not if it closed the channel because of it.
 
-        A closed connection proves nothing: another message may have been the reason.
+        If the broker closed the whole connection, another message may have been the cause.
         """
         is_certain = self.refusal is not None and self.refusal.is_certain
         return not is_certain and super().may_be_stored
@@ -149,7 +149,7 @@ async def _wait(confirm: "asyncio.Future[Confirm]", deadline: float) -> Confirm:
         resolve(waiter, confirm.result())
 
     confirm.add_done_callback(pass_on)
-    # A timer of its own costs a third of `asyncio.timeout`.
+    # A plain timer costs a third of `asyncio.timeout`.
     timer = loop.call_at(deadline, _time_out, waiter)
     try:
         return await waiter
@@ -159,7 +159,7 @@ async def _wait(confirm: "asyncio.Future[Confirm]", deadline: float) -> Confirm:
 
 
 def _time_out(waiter: "asyncio.Future[Confirm]", iterations: int = READ_ITERATIONS) -> None:
-    """Resolve as `timeout` after reading the socket: after a stall, timers run first."""
+    """Resolve as `timeout`, but read the socket first: after a stall, timers run before reads."""
     if iterations == 0:
         resolve(waiter, "timeout")
     elif not waiter.done():
@@ -192,13 +192,14 @@ class ConfirmDeadlines(Generic[KeyT, WaitT]):
     """Calls `expire(key, wait)` for each wait that is not discarded within `seconds`.
 
     All waits share one timer, because a timer for each publish costs more than the wait itself.
-    `expire` must not raise. The sockets are read first, because after a stall timers run earlier.
+    `expire` must not raise. Sockets are read before a wait expires, because after a stall timers
+    run before reads.
     """
 
     def __init__(self, seconds: float, expire: Callable[[KeyT, WaitT], object]) -> None:
         self._seconds: Final = seconds
         self._expire = expire
-        # With deadlines on the event loop's clock, earliest first.
+        # Each with its deadline on the event loop's clock, earliest first.
         self._waits: dict[KeyT, tuple[WaitT, float]] = {}
         self._has_timer = False
 
@@ -209,7 +210,7 @@ class ConfirmDeadlines(Generic[KeyT, WaitT]):
         return iter(self._waits)
 
     def add(self, key: KeyT, wait: WaitT) -> None:
-        """Begin a wait. Its key must be unused."""
+        """Start a wait. Its key must be unused."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._seconds
         self._waits[key] = (wait, deadline)
@@ -218,7 +219,7 @@ class ConfirmDeadlines(Generic[KeyT, WaitT]):
             loop.call_at(deadline, self._look, READ_ITERATIONS)
 
     def discard(self, key: KeyT) -> WaitT | None:
-        """End a wait and return it; None if it has ended or expired before."""
+        """End a wait and return it; None if it has already ended or expired."""
         found = self._waits.pop(key, None)
         return None if found is None else found[0]
 

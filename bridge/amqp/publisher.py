@@ -32,34 +32,35 @@ from bridge.telemetry.metrics import BridgeMetrics
 
 log = Log(__name__)
 
-# Bound of unconfirmed publishes. Each holds its body in memory.
+# Limit of unconfirmed publishes, each of which keeps its body in memory.
 MAX_UNCONFIRMED: Final = 4096
-# Used while there is no connection: RabbitMQ's default `frame_max` of 128 KiB, less what is around
-# the properties.
+# Used while there is no connection: RabbitMQ's default `frame_max` of 128 KiB, less the bytes
+# around the properties.
 USUAL_PROPERTIES_BYTES: Final = 128 * 1024 - FRAME_OVERHEAD_BYTES - CONTENT_HEADER_START.size
-# Bound of written bytes that the broker has not read, abandoned publishes included. With a hung
-# broker nothing else bounds them.
+# Limit of written bytes that the broker has not read, abandoned publishes included. If the broker
+# hangs, no other limit applies to them.
 MAX_UNWRITTEN_BYTES: Final = 64 * 1024 * 1024
-# Added to the deadline for each byte of a large body: one second for 1 MiB.
+# Added to the deadline for each byte of a large body: one second per MiB.
 SECONDS_PER_BYTE: Final = 1 / (1024 * 1024)
-# A channel is replaced if the broker has read a publish and not confirmed it for this long, or has
-# refused everything for this long. A channel without any confirm may be asking a queue's former
-# leader, which died or hangs, for as long as connecting to that node takes: 7 s and more, although
-# the queue has a new leader (seen with 3.10.8 and 4.0.5).
+# A channel without any confirm so far is replaced if the broker has read a publish and not
+# confirmed it for this long, or has refused every publish for this long. Such a channel may be
+# waiting for a queue's former leader, which has died or hangs. RabbitMQ waits as long as connecting
+# to that node takes, 7 s and more, although the queue has a new leader (seen with 3.10.8 and
+# 4.0.5).
 FIRST_CONFIRM_SECONDS: Final = 2.0
-# The limit doubles for a broker that is slow each time, up to this.
+# The limit doubles each time it is exceeded, up to this.
 MAX_FIRST_CONFIRM_SECONDS: Final = 80.0
-# A channel with confirms is kept for longer: RabbitMQ itself passes its unconfirmed publishes to
-# the next leader (seen up to 9 s after the old one hung). A new channel would be opened before that
-# leader is elected, and wait for the old one.
+# A channel with earlier confirms is kept for longer, because RabbitMQ itself passes its unconfirmed
+# publishes to the next leader (seen up to 9 s after the old one hung). A new channel would be
+# opened before that leader is elected, and would wait for the old one.
 OVERDUE_SECONDS: Final = 16.0
 LOOK_SECONDS: Final = 0.5
-# Bound of publishes on channels of their own. Most have a large body.
+# Limit of publishes on channels of their own. Most have a large body.
 MAX_ALONE: Final = 16
-# How long to wait for the close of a channel whose publish failed: it states the reason.
+# After a failed publish, how long to wait for the broker to close the channel and state the reason.
 REASON_SECONDS: Final = 1.0
-# Pause before the optional exchange is tried again after a refusal, each of which is an error in
-# the broker's log. A missing exchange may be declared at any moment.
+# Pause before a refused optional exchange is tried again. It is longer after a missing permission,
+# because the broker logs an error for each attempt. A missing exchange may be declared at any time.
 FORBIDDEN_SECONDS: Final = 60.0
 MISSING_SECONDS: Final = 5.0
 
@@ -76,12 +77,12 @@ class ConfirmedChannel:
         # Number of channels that the broker closed because of a message. Every message that was in
         # flight then is suspect, and must be published on a channel of its own.
         self.refusals = 0
-        # Limit for the first confirm of a channel; grows while none arrives.
+        # Time limit for the first confirm of a channel; grows while none arrives.
         self._first_confirm_seconds = FIRST_CONFIRM_SECONDS
 
     async def serve(self, connection: Connection) -> None:
         """Keep a channel open until the broker or the connection ends it; then raise."""
-        # A slow node says nothing about this one.
+        # Reset, because the new connection may be to another node.
         self._first_confirm_seconds = FIRST_CONFIRM_SECONDS
         while True:
             channel = await open_channel(connection, confirms=True)
@@ -91,7 +92,7 @@ class ConfirmedChannel:
                 try:
                     seconds = await self._until_overdue(channel, publishing)
                 finally:
-                    # Before the publishes in flight are told that their channel has ended.
+                    # Must come before the publishes in flight fail because their channel has ended.
                     self._note_end(channel)
                     self.opened.clear()
                     self.channel = self.connection = None
@@ -130,7 +131,7 @@ class ConfirmedChannel:
         return 0.0
 
     async def room_for(self, message_id: str | None, deadline: float) -> PublishingChannel:
-        """Return the channel when it can take a message with this id; otherwise PublishError."""
+        """Return the channel once it can take a message with this id; else raise PublishError."""
         channel = self.channel
         if channel is not None:
             _check_room(channel)
@@ -150,7 +151,7 @@ class ConfirmedChannel:
     async def _wait_for_channel(self, message_id: str | None) -> PublishingChannel | None:
         """Return the channel when it is open and no other message with this id is in flight.
 
-        Returns None if the channel opened and ended again before this could use it.
+        Returns None if the channel opened and ended again before this task ran.
         """
         await self.opened.wait()
         while (channel := self.channel) is not None:
@@ -162,10 +163,11 @@ class ConfirmedChannel:
 
 
 class OptionalExchange(ConfirmedChannel):
-    """The channel of an exchange that its role can do without.
+    """The channel of an exchange that is not essential to its role.
 
-    When the broker ends the channel because the exchange is missing, or because the user may not
-    publish to it, messages for it fail at once for a while; then it is tried again.
+    If the exchange is missing, or the user may not publish to it, the broker closes the channel.
+    Publishes to the exchange then fail immediately until it is tried again, after `MISSING_SECONDS`
+    or `FORBIDDEN_SECONDS`.
     """
 
     def __init__(self, name: str) -> None:
@@ -176,7 +178,7 @@ class OptionalExchange(ConfirmedChannel):
         self._wait_seconds = MISSING_SECONDS
 
     async def keep_serving(self, connection: Connection) -> NoReturn:
-        """Keep a channel open for as long as the connection lasts, whatever ends the channel."""
+        """Keep a channel open for as long as the connection lasts; reopen it whenever it ends."""
         while True:
             self.refused_because, self._wait_seconds = None, MISSING_SECONDS
             self.missing.clear()
@@ -204,7 +206,7 @@ class OptionalExchange(ConfirmedChannel):
             log.warning("exchange_refused", exchange=self.name, why=why, remedy=remedy)
 
     async def room_for(self, message_id: str | None, deadline: float) -> PublishingChannel:
-        """Return the channel as any other; ExchangeRefusedError if the exchange is refused."""
+        """Return the channel; raise ExchangeRefusedError if the exchange is refused."""
         if self.refused_because is not None:
             raise ExchangeRefusedError("error", self.refused_because)
         return await super().room_for(message_id, deadline)
@@ -213,8 +215,9 @@ class OptionalExchange(ConfirmedChannel):
 class Publisher:
     """Publishes mandatory, confirmed messages on a connection without consumers.
 
-    A resource alarm of the broker blocks a publishing connection, and would block acks on it. The
-    `optional_exchange` has a channel of its own, so that a refusal there fails no other message.
+    A resource alarm of the broker blocks publishing connections entirely, which would also block
+    acks. The `optional_exchange` has a channel of its own, so that a refusal there does not affect
+    other messages.
     """
 
     def __init__(
@@ -234,8 +237,9 @@ class Publisher:
         )
         self._large = asyncio.Lock()
         self._alone: set[asyncio.Task[None]] = set()
-        # Bodies of at least this size are published on channels of their own, because the broker
-        # has refused one of this size: another would close the channel under all in flight.
+        # Bodies of at least this size are published on channels of their own. If the broker refuses
+        # a body, the limit drops to its size: on the shared channel, the next such body would end
+        # the channel and all publishes in flight.
         self._alone_from = LARGE_BODY_BYTES + 1
 
     async def serve(self, connection: Connection) -> None:
@@ -257,7 +261,7 @@ class Publisher:
 
     @property
     def max_properties_bytes(self) -> int:
-        """Bytes of properties that fit a frame; the broker's default while it is away."""
+        """Largest properties in bytes that fit a frame; a default while there is no connection."""
         channel = self._main.channel
         return USUAL_PROPERTIES_BYTES if channel is None else channel.max_properties_bytes
 
@@ -368,7 +372,7 @@ class Publisher:
     ) -> LonePublication:
         """Write a message to a queue on a channel of its own.
 
-        If the broker closes that channel, it refuses this message and no other.
+        If the broker then closes that channel, it has refused this message and no other.
         """
         started = time.perf_counter()
         confirm: asyncio.Future[Confirm] = asyncio.get_running_loop().create_future()
@@ -421,7 +425,7 @@ class Publisher:
     ) -> None:
         """Await the broker's answer to a message on a channel of its own, and resolve its confirm.
 
-        A channel with overdue confirms is given up, as in `serve`. `size` is the size of the body.
+        Stops waiting when the confirm is overdue, as in `serve`. `size` is the size of the body.
         """
         closing = channel.closing
         try:
@@ -455,7 +459,7 @@ class Publisher:
     def write_at_once(
         self, body: Body, *, exchange: str, routing_key: str, properties: Properties
     ) -> Publication | None:
-        """Write a message if there is room for it now, else return None: use `write`."""
+        """Write a message if there is room for it now; otherwise return None: use `write`."""
         channel = self._main.channel
         if channel is None or self.goes_alone(body):
             return None
@@ -485,20 +489,20 @@ def _does_not_fit() -> PublishError:
 
 
 def _close_unless_closed(channel: Channel) -> None:
-    # To close what the broker has closed would end the whole connection.
+    # Closing a channel that the broker has closed would end the whole connection.
     if not channel.is_closed:
         close_soon(channel)
 
 
 def _is_stuck(before: Progress, now: Progress) -> bool:
-    """Whether the same publish is still unanswered, or all that was answered since was refused."""
+    """Whether the oldest publish is still unanswered, or all answered since were refused."""
     is_unanswered = now.oldest is not None and now.oldest == before.oldest
     is_refused = now.nacked > before.nacked and now.confirmed == before.confirmed
     return is_unanswered or is_refused
 
 
 def _check_room(channel: PublishingChannel) -> None:
-    """Raise PublishError when nothing may be written now."""
+    """Raise PublishError if no publish may be written now."""
     if channel.is_blocked:
         raise PublishError("timeout", "the broker blocks publishing (memory or disk alarm)")
     if channel.unconfirmed >= MAX_UNCONFIRMED:

@@ -5,9 +5,10 @@ publishes are written past aiormq. Everything else on the connection reaches aio
 
 Hand-written because aiormq needs three frame objects, six queue operations and a task for each
 delivery, and as much for each publish: more than all other work of the bridge on a message. A
-publish with its confirm takes a twelfth of the CPU time here, a delivery with its ack an eighth
-(5 µs instead of 65, 6 µs instead of 52; `python -m bench.parts wires`). Also, aiormq reads without
-bound; only below it can reading stop while too many bytes are held.
+publish with its confirm takes a twelfth of the CPU time here, a delivery with its ack an eighth (5
+µs instead of 65, 6 µs instead of 52; `python -m bench.parts wires`). Also, aiormq reads without a
+limit. Backpressure, which stops reading while too many bytes are unsettled, is possible only below
+it.
 """
 
 import asyncio
@@ -89,7 +90,7 @@ class Wire(TransportFactory):
 
     @property
     def is_open(self) -> bool:
-        """Whether the broker has opened the connection over this very stream."""
+        """Whether the broker has opened the connection over this stream."""
         return self._notices.is_open
 
     @property
@@ -108,7 +109,7 @@ class Wire(TransportFactory):
         return self._notices.is_blocked
 
     def on_blocked(self, notify: Callable[[str | None], object]) -> None:
-        """Call `notify` with the reason when the broker blocks the connection, None at the end."""
+        """Call `notify` with the reason when the broker blocks the connection, then with None."""
         self._notices.on_blocked = notify
 
     @contextmanager
@@ -151,8 +152,9 @@ class Wire(TransportFactory):
     def ack(self, channel: Channel, delivery_tag: int) -> None:
         """Write the ack of a delivery; it is sent at the end of this event loop iteration.
 
-        Nothing is written on a channel that the broker has closed; it delivers the message again.
-        The prefetch bounds unsent acks, because the broker delivers no more until it reads acks.
+        Nothing is written on a channel that the broker has closed; the broker redelivers the
+        message. The prefetch limits unsent acks, because the broker stops delivering until it has
+        read acks.
         """
         taker = self._takers.get(channel.number)
         if taker is not None and taker.is_closed:
@@ -163,9 +165,9 @@ class Wire(TransportFactory):
         """Return when the broker has read every ack that was written on a channel.
 
         The broker answers the methods of a channel in order, so the answer to a later method proves
-        it. The later method is `channel.flow`, which changes nothing: a `basic.qos` would set the
-        prefetch of a consumer that registers meanwhile. Has no deadline. Raises aiormq's error if
-        the channel ends.
+        that it has read the acks. That method is `channel.flow`, which changes nothing: a
+        `basic.qos` would set the prefetch of a consumer that registers meanwhile. Has no deadline.
+        Raises aiormq's error if the channel ends.
         """
         await channel.flow(active=True)
 
@@ -189,7 +191,7 @@ class Wire(TransportFactory):
 
     @property
     def unwritten_bytes(self) -> int:
-        """Bytes that the broker has not read, except those of this event loop iteration."""
+        """Written bytes that the broker has not read, except those of this event loop iteration."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     @property
@@ -198,7 +200,10 @@ class Wire(TransportFactory):
         return self._is_reading
 
     def set_reading(self, *, enabled: bool) -> None:
-        """Stop reading, so that TCP stops the broker, or resume; call `keep_alive` meanwhile."""
+        """Pause reading, so that TCP backpressure stops the broker, or resume it.
+
+        Call `keep_alive` while reading is paused.
+        """
         if enabled is not self._is_reading and self._transport is not None:
             self._is_reading = enabled
             (self._transport.resume_reading if enabled else self._transport.pause_reading)()
@@ -210,7 +215,7 @@ class Wire(TransportFactory):
 
     @property
     def silent_seconds(self) -> float:
-        """Seconds of silence of the broker while reading was on."""
+        """Seconds since the broker last sent something; 0 while reading is off."""
         if self._protocol is None or not self._is_reading:
             return 0.0
         return self._clock() - self._protocol.heard_at
@@ -291,7 +296,7 @@ class Demultiplexer(asyncio.StreamReaderProtocol):
         super().__init__(reader, loop=asyncio.get_running_loop())
         self._clock = clock
         self._takers = takers
-        # The beginning of an incomplete frame, and the number of missing bytes.
+        # The start of an incomplete frame, and the number of missing bytes.
         self._held: list[bytes] = []
         self._missing_bytes = 0
         self._is_amqp = True
@@ -315,7 +320,7 @@ class Demultiplexer(asyncio.StreamReaderProtocol):
             super().data_received(data)
 
     def pretend(self, data: bytes) -> None:
-        """Hand bytes to aiormq that did not come from the broker."""
+        """Pass bytes to aiormq that did not come from the broker."""
         super().data_received(data)
 
     def _sort(self, data: bytes) -> bytes:
@@ -343,12 +348,13 @@ class Demultiplexer(asyncio.StreamReaderProtocol):
     def _hold(self, data: bytes, at: int, end: int) -> int:
         """Keep an incomplete frame; return the offset at which it begins."""
         if self._is_amqp and data[at] in FRAME_TYPES:
-            # Without a complete frame header the size is unknown, and any next piece is tried.
+            # If the frame header is incomplete, the size is unknown; parsing is retried with the
+            # next bytes.
             self._held.append(data[at:])
             self._missing_bytes = end - len(data)
             return at
-        # Not AMQP frames, for instance the protocol header with which a broker demands another
-        # version. aiormq reports it.
+        # Not AMQP frames, for example the protocol header with which a broker demands another
+        # version. aiormq reports the error.
         self._is_amqp = False
         self.foreign = data[at : at + FOREIGN_BYTES]
         return len(data)
