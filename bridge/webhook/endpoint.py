@@ -1,8 +1,8 @@
-"""One path that a service calls: its signature scheme, its secrets, and whether they fit.
+"""A webhook endpoint: one path with its signature scheme and its secrets.
 
-An endpoint warns when all of its webhooks are refused: a wrong secret, address or clock. Strangers
-can post refused webhooks too, so the warning comes at most once an hour, and only if nothing was
-verified for an hour.
+If all webhooks of an endpoint are refused, its secret, address or clock is probably wrong, and it
+logs a warning. Anyone can post webhooks that are refused, so the warning is logged at most once an
+hour, and only if no webhook was verified for an hour.
 """
 
 import time
@@ -23,7 +23,7 @@ log = Log(__name__)
 
 RETRY_AFTER_SECONDS: Final = 5
 NOT_SIGNED: Final = problem(401, "the signature is not valid")
-# Replaces NOT_SIGNED where a 401 is final for the service.
+# Replaces NOT_SIGNED for services that do not retry after a 401.
 UNSIGNED: Final = problem(503, "the signature is not valid", Retry_After=str(RETRY_AFTER_SECONDS))
 
 QUIET_SECONDS: Final = 3600.0
@@ -34,14 +34,15 @@ _SETTINGS: Final = (
 )
 _ADDRESS: Final = ", and public_url, to the letter, with the address that it is told to call"
 _SCHEME: Final = "compare preset and signature with what the service sends"
-# Without `missing`, which is mostly strangers, and `ambiguous`, whose secret was right.
+# Without `missing`, which mostly comes from strangers, and `ambiguous`, for which the secret was
+# right.
 _REMEDIES: Final[Mapping[SignatureFault, str]] = {
     "mismatch": _SETTINGS,
     "malformed": _SCHEME,
     "stale": _CLOCK,
     "future": _CLOCK,
 }
-# A genuine webhook can fail this way, if it was signed by an earlier scheme or delivered late.
+# Faults of genuine webhooks that were signed by an earlier scheme or delivered late.
 _UNREADABLE: Final = frozenset(("missing", "malformed", "stale", "future"))
 
 
@@ -63,7 +64,7 @@ class Endpoint:
         self.setting = key
         self.path = settings.path
         self.accepted = _accepted(settings)
-        # Receipt types that may be logged: words from the settings, never from a stranger.
+        # Receipt types that may be logged: only words from the settings, never text from a request.
         receipts = settings.receipts
         self.receipt_types = frozenset(
             (*receipts.type_values, *receipts.delivered, *receipts.failed, *receipts.pending)
@@ -82,7 +83,7 @@ class Endpoint:
         self.use_secrets()
         self._clock = clock
         self._verified_at = self._warned_at = self._refused_at = -QUIET_SECONDS
-        # Webhooks refused since the last genuine one, and why the last of them was.
+        # Number of webhooks refused since the last genuine one, and the reason of the last refusal.
         self._refused = 0
         self._why: SignatureFault = "mismatch"
 

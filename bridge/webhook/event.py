@@ -32,7 +32,7 @@ _REPEAT_KEY_BYTES: Final = 16
 # A compressed body that inflates to more is not parsed.
 MAX_INFLATED_BYTES: Final = 1024 * 1024
 _INFLATED: Final = frozenset(("gzip", "x-gzip", "deflate"))
-# zlib's number for either of its two headers, and the largest window.
+# zlib's `wbits` for a gzip or zlib header, with the largest window.
 _GZIP_OR_ZLIB: Final = 47
 # A form with more fields is not parsed.
 MAX_FORM_FIELDS: Final = 1000
@@ -97,8 +97,8 @@ class WebhookEvent:
         """Key by which a repeat is recognised; None if the event has no id.
 
         The key covers path, body and id. The id alone does not suffice: several events may concern
-        one message, an unsigned id can be swapped, and two services may use the same id. A digest
-        takes a third of the memory of the parts.
+        one message, an unsigned id can be replaced, and two services may use the same id. A digest
+        takes a third of the memory of these parts.
         """
         if self.event_id is None:
             return None

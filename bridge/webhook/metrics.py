@@ -31,7 +31,7 @@ VERIFICATIONS: Final[Sequence[tuple[str, str]]] = (
     ("valid", "previous"),
     *((fault, "none") for fault in get_args(SignatureFault)),
 )
-# Delivery state of a receipt whose word is not in the settings.
+# Delivery state of a receipt whose status is not in the settings.
 UNKNOWN_DELIVERY: Final = "unknown"
 # Every status with which the public port answers.
 WEBHOOK_CODES: Final = ("200", "400", "401", "404", "405", "408", "413", "431", "503")

@@ -26,12 +26,12 @@ _OUTCOMES: Final[dict[DeliveryState | None, ReceiptOutcome]] = {
 
 
 class RecentEvents:
-    """Lets each event through once: a repeat waits for the first publish, or finds it remembered.
+    """Publishes each event once: a repeat waits for the first publish, or its key is remembered.
 
     An event whose confirm is late stays in flight, because the broker may still store it. It is
-    published again only if the broker refuses it or the channel ends. The publisher bounds the
-    events in flight; `LEAST_RECENT_EVENTS` and the window bound the remembered ones. An event
-    without a key is always let through.
+    published again only if the broker refuses it or the channel ends. The publisher limits the
+    events in flight; `LEAST_RECENT_EVENTS` and the window limit the remembered keys. An event
+    without a key is always published.
     """
 
     def __init__(self, window_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -139,19 +139,19 @@ class ReceiptOutcomes:
         try:
             return await self._recent.once(key, write, deadline=deadline)
         except ExchangeRefusedError:
-            # The event itself must not wait for a permission; the publisher has logged it.
+            # The event itself must not fail for lack of a permission; the publisher has logged it.
             return False
         except PublishError as error:
             if error.fault != "returned":
                 raise
-            # No queue is bound for it: nobody asked, and another try would end the same.
+            # No queue is bound for it, and another attempt would have the same result.
             return False
 
 
 async def all_of(*publishes: Awaitable[bool]) -> list[bool]:
-    """Wait until all of them have ended; return what they return, or raise what the first raised.
+    """Wait for all publishes; return their results, or raise the first error.
 
-    None is cut short because another failed: what it has written may yet be confirmed.
+    An error does not cancel the others, because their messages may still be confirmed.
     """
     ends = await asyncio.gather(*publishes, return_exceptions=True)
     for end in ends:

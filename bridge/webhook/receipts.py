@@ -1,4 +1,4 @@
-"""Reads delivery receipts from event bodies. Pure."""
+"""Reads delivery receipts from event bodies. Does no I/O."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -9,8 +9,8 @@ from bridge.json_pointer import as_text, find_all, find_code, find_id
 
 DeliveryState = Literal["delivered", "failed", "pending"]
 
-# A phone number has 7 to 15 digits (ITU-T E.164), however they are grouped; two more may stand
-# before them to dial abroad. One behind a + is a number wherever it stands.
+# A phone number has 7 to 15 digits (ITU-T E.164) in any grouping, and up to two more as a prefix to
+# dial abroad. Digits after a + always count as a phone number.
 _NUMBER: Final = re.compile(r"(?:[^0-9A-Za-z]*[0-9]){7,17}[^0-9A-Za-z]*")
 _PLUS: Final = re.compile(r"\+[0-9]")
 
@@ -58,7 +58,8 @@ def _read_receipt(document: Any, settings: ReceiptSettings) -> Receipt | None:  
     delivery = _delivery(status, settings)
     return Receipt(
         delivery=delivery,
-        # Many services number their messages, so only a certain phone number is left out.
+        # Many services use plain numbers as ids, so only an id with a + is taken for a phone
+        # number.
         provider_id=None if provider_id is None or _PLUS.search(provider_id) else provider_id,
         message_id=None if message_id is None or _looks_like_number(message_id) else message_id,
         # Other receipts carry the service's code for "no error".

@@ -1,4 +1,4 @@
-"""The way of a webhook: receive, verify, name, publish, answer.
+"""Handles each webhook: receive, verify, name, publish, answer.
 
 A 200 means that the broker has confirmed the event. The content of an authentic webhook is never a
 reason to refuse it. A 503 asks the service to send the webhook again. Each endpoint has its own
@@ -34,7 +34,7 @@ from bridge.webhook.spans import begin_publish, end_publish, publish_in
 
 log = Log(__name__)
 
-# Bound of the remembered unroutable routing keys. Keys beyond it are not logged.
+# Limit of the remembered unroutable routing keys. Keys beyond it are not logged.
 MAX_UNROUTABLE: Final = 100
 # Subtracted from the response timeout, to leave time for the response to reach the service.
 RESPONSE_RESERVE_SECONDS: Final = 0.1
@@ -79,7 +79,7 @@ class Unconfirmed:
 
 
 class RefusedError(Exception):
-    """Ends a webhook with this response."""
+    """Raised to answer a webhook with this response."""
 
     def __init__(self, response: Response, outcome: EventOutcome, why: str | None = None) -> None:
         super().__init__(outcome)
@@ -142,10 +142,10 @@ class Receiver:
         facts = [endpoint.refused_facts() for endpoint in self._endpoints.values()]
         return [one for one in facts if one is not None]
 
-    # The way of a webhook
+    # The path of a webhook
 
     def judge(self, method: str, path: str, headers: Headers) -> Response | None:
-        """Refuse by the header alone, so that no body of a stranger is buffered."""
+        """Refuse a request by its header alone, so that its body is not buffered."""
         endpoint = self._endpoints.get(path)
         if endpoint is None:
             if path != self._settings.health_path:
@@ -216,7 +216,7 @@ class Receiver:
         return event
 
     def _publish_at_once(self, webhook: Webhook, event: WebhookEvent) -> ResponseOrFuture | None:
-        """Publish an event that waits only for its confirm; return None for any other."""
+        """Publish an event if only its confirm must be awaited; otherwise return None."""
         has_outcomes = self._outcomes is not None and event.receipts
         key = event.repeat_key
         if has_outcomes or self._recent.is_in_flight(key):
@@ -236,7 +236,7 @@ class Receiver:
         waiting = Unconfirmed(webhook, event, span)
         line = self._unconfirmed[webhook.endpoint.path]
         line.add(publication, waiting)
-        # The confirm may come long after the answer, so only the publication is kept until then.
+        # The confirm may come long after the answer; until then, only the publication is kept.
         publication.when_known(partial(self._on_known, line, publication))
         return waiting.answer
 
@@ -275,7 +275,8 @@ class Receiver:
     async def _publish(self, webhook: Webhook, event: WebhookEvent) -> Response:
         """Publish an event and the outcome events of its receipts; return when all are confirmed.
 
-        Waits for room in the publisher and for a repeat in flight. Publishes nothing twice.
+        Waits for room in the publisher, and for an earlier publish of the same event. Publishes
+        nothing twice.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._response_seconds[webhook.endpoint.path]
@@ -349,7 +350,7 @@ class Receiver:
         return self.recorder.end(webhook, "publish_failed", why, _TRY_LATER)
 
     def _note_unroutable(self, event: WebhookEvent) -> None:
-        """Have the bridge's own queue declared again, and log an unroutable key once."""
+        """Trigger a new declaration of the bridge's own queue, and log an unroutable key once."""
         self._queue_missing.set()
         if event.routing_key not in self._unroutable and len(self._unroutable) < MAX_UNROUTABLE:
             self._unroutable.add(event.routing_key)

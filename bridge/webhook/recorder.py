@@ -1,6 +1,6 @@
-"""Records what the public port answers: in metrics, in the log, and in spans.
+"""Records the answers of the public port in metrics, in the log and in spans.
 
-Strangers can cause any number of refusals, so the log aggregates them: few lines, with counts.
+Anyone can cause any number of refusals, so the log aggregates them into few lines with counts.
 """
 
 import time

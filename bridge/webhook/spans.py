@@ -11,7 +11,7 @@ from bridge.errors import PublishError
 from bridge.telemetry.trace_context import Span, TraceHeaders, Tracer, known
 
 FIRST_FAULT_STATUS: Final = 500
-# The status has its own name in the conventions, and a span has a duration anyway.
+# The status has its own name in the conventions, and a span has a duration of its own.
 _LEFT_OUT: Final = frozenset(("route", "seconds", "status"))
 
 

@@ -1,1 +1,1 @@
-"""How webhooks are signed: the schemes of the services, and their verification."""
+"""The signature schemes of webhooks, and their verification."""

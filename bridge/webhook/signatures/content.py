@@ -1,6 +1,6 @@
 """Builds the signed content from the parts of a request, by the scheme's template.
 
-A request whose signed content could be split into different parts is refused.
+Refuses a request if its signed content could also be split into other parts.
 """
 
 import hashlib
@@ -15,12 +15,13 @@ from bridge.webhook.signatures.forms import check_no_form, check_row, read_form,
 from bridge.webhook.signatures.header import Given, only
 from bridge.webhook.signatures.schemes import PLACEHOLDER, Scheme
 
-# The parameter of the query that binds the body where only the URL is signed.
+# The query parameter with the digest of the body, for schemes that sign only the URL.
 _BODY_DIGEST: Final = b"bodySHA256"
 
 # An event's id, or a nonce.
 _TOKEN: Final = re.compile(rb"[!-~]{1,255}")
-# RFC 3986, and brackets. No brace or quote, so that no JSON object can begin in a query.
+# The characters of RFC 3986 and brackets. Without braces and quotes, no JSON object can begin in a
+# query.
 _QUERY: Final = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=:@/?%\[\]-]*")
 _AFTER_URL: Final = re.compile(r"\{url\}(.*?)\{(?:body|id)\}")
 
@@ -87,9 +88,9 @@ def read_parameters(
 def check_parameters(
     scheme: Scheme, params: Sequence[tuple[str, str]] | None, query: bytes
 ) -> None:
-    """Raise InvalidSignatureError if another form would have the same signed row.
+    """Raise InvalidSignatureError if a different form would have the same signed row.
 
-    This includes a form without parameters, whose row could stand in the query.
+    That includes an empty form with the row in the query.
     """
     if scheme.parameters is not None and params is not None:
         check_row(scheme.parameters, params, query)
@@ -112,7 +113,7 @@ def build_content(  # noqa: PLR0913  what may be signed
     nonce: bytes,
     params: Sequence[tuple[str, str]] | None,
 ) -> bytes:
-    """Build the signed bytes."""
+    """Build the bytes that the signature covers."""
     if scheme.signed_content == "{body}":
         return body
     has_digest = "{body_sha256}" in scheme.signed_content
@@ -153,10 +154,10 @@ def _check_digest(query: bytes, body: bytes) -> None:
 
 @lru_cache(maxsize=16)
 def _may_run_on(template: str) -> bool:
-    """Whether a query could not be told from the content behind it.
+    """Whether the end of a query is ambiguous in the signed content.
 
-    That is so if no character there ends a query, or if the template itself has a question mark
-    behind the address.
+    That is so if every character between the address and the next part may also occur in a query,
+    or if the template itself has a question mark after the address.
     """
     if "{url}?" in template:
         return True

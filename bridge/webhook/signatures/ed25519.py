@@ -1,12 +1,12 @@
-"""Ed25519 signatures (RFC 8032), which a public key verifies."""
+"""Verifies and creates Ed25519 signatures (RFC 8032)."""
 
 from typing import Final
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-# Points of small order, as every encoding of y that OpenSSL accepts (all zeros is one). Anybody
-# can forge signatures for such a public key, without a private key (RFC 8032, 5.1.7).
+# Points of small order, in every encoding of y that OpenSSL accepts (all zeros is one). For such a
+# public key, anyone can forge signatures without a private key (RFC 8032, 5.1.7).
 _SMALL_ORDER: Final = frozenset(
     bytes.fromhex(y)
     for y in (
@@ -22,7 +22,7 @@ _SMALL_ORDER: Final = frozenset(
 
 
 def is_usable(public_key: bytes) -> bool:
-    """Whether this is a valid public key, and not one for which anybody can sign."""
+    """Whether a public key is valid, and not one for which signatures can be forged."""
     try:
         Ed25519PublicKey.from_public_bytes(public_key)
     except ValueError:
@@ -32,7 +32,7 @@ def is_usable(public_key: bytes) -> bool:
 
 
 def is_signed(public_key: bytes, content: bytes, signature: bytes) -> bool:
-    """Whether the signature is valid. Both keys have 32 bytes."""
+    """Whether the signature is valid. The public key has 32 bytes."""
     try:
         Ed25519PublicKey.from_public_bytes(public_key).verify(signature, content)
     except InvalidSignature:

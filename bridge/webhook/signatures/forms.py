@@ -1,10 +1,11 @@
-"""Form bodies that are signed as one row of sorted names and values, with nothing between them.
+"""Reads form bodies that are signed as a row: their sorted names and values, concatenated.
 
-Such a row can be cut in more ways than one: `Body=hi` and `From=+1555` are signed like
-`Body=hiFrom+1555`, so one signature would fit forms that mean different things. Whoever has seen a
-signed form, or wrote a text in one, could move the cuts. So a form is taken only when the service
-could have sent no other one with the same row: each known parameter has values of a known form, so
-that a text which holds a parameter's name and a value does not make a row ambiguous by itself.
+The row has no separators, so forms with different meanings can have the same row and the same
+signature: `Body=hi` and `From=+1555` are signed like `Body=hiFrom+1555`. An attacker who has seen a
+signed form, or who wrote a text in one, could split the row differently. Therefore a form is
+accepted only if the service could have sent no other form with the same row. Each known parameter
+has a known form of values. Without that, every text that contains the name of a parameter would
+make a row ambiguous.
 """
 
 import re
@@ -19,26 +20,26 @@ from urllib.parse import parse_qsl
 
 from bridge.errors import InvalidSignatureError
 
-# More than any of these services sends, ten media files and all.
+# More than any of these services sends, even with ten media files.
 MAX_PARAMETERS: Final = 200
-# Three times the longest text with every byte of it percent-encoded. A form is decoded before its
-# signature is checked, and decoding so many takes some 10 ms, in which nothing else is answered.
+# Three times the longest text with all bytes percent-encoded. A form is decoded before its
+# signature is checked, and decoding this many bytes blocks the event loop for about 10 ms.
 MAX_SIGNED_FORM_BYTES: Final = 65536
 
 FORM: Final = "application/x-www-form-urlencoded"
-# RFC 3986, 2.1: decoders differ about every other percent sign.
+# A percent sign without two hex digits (RFC 3986, 2.1): decoders differ about it.
 _LOOSE_PERCENT: Final = re.compile(rb"%(?![0-9A-Fa-f]{2})")
-# A name that the service has come up with since.
+# The form of a parameter name that is not known yet.
 _NEW_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
-# Of a row that holds more names, or takes more steps to read, nobody could tell in time whether it
-# is ambiguous: reading one takes 30 ms at most.
+# A row with more names, or with more steps to read, counts as ambiguous. These limits bound the
+# time to read a row to 30 ms.
 MAX_PLACES: Final = 1000
 MAX_STEPS: Final = 20_000
 
 
 class Value(NamedTuple):
-    """The values of a parameter, as patterns: how each begins, and one in its usual whole form."""
+    """Patterns of a parameter's values: how each value begins, and the usual whole value."""
 
     begin: str
     whole: str
@@ -51,7 +52,7 @@ _KIND: Final = Value(r"[a-z]", r"[a-z]+/[a-z0-9.-]{1,40}")
 _LINK: Final = Value(r"https?://", r"https?://[A-Za-z0-9._/-]{1,300}")
 _SID: Final = Value(r"[A-Z]{2}[0-9A-Za-z]{32}", r"[A-Z]{2}[0-9a-f]{32}")
 _UUID: Final = Value(r"[0-9a-f]{8}-[0-9a-f]{4}-", r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-# A telephone number, alone or as whatsapp:+15550100. The name of a sender has 11 characters.
+# A phone number, alone or as in whatsapp:+15550100. A sender's name has at most 11 characters.
 _PERSON: Final = r"(?:[a-z]+:)?\+?[0-9]{3,15}"
 _ADDRESS: Final = Value(
     r"(?:[a-z]+:)?(?:\+[0-9]{3}|[0-9]{5})", rf"{_PERSON}|[A-Za-z0-9][A-Za-z0-9 _-]{{0,10}}"
@@ -66,9 +67,9 @@ _TEXT: Final = Value("", "(?s:.*)")
 class Parameters:
     """The parameters that a service is known to send.
 
-    `values` has for each name, itself a pattern, what its values look like. `required` is in every
-    form, and in each usual one so are `addresses`. Of `texts`, which strangers write, a form has
-    one at most; it has addresses of people then.
+    `values` maps each name, itself a pattern, to the patterns of its values. Every form has the
+    parameter `required`, and a usual form also has all `addresses`. `texts` are written by
+    strangers. A form has at most one of them, and then its addresses are phone numbers.
     """
 
     required: str
@@ -146,19 +147,19 @@ PLIVO: Final = Parameters(
 
 
 def is_form_type(content_type: str) -> bool:
-    """Say whether it is the type of an HTML form's body, in whatever character set."""
+    """Whether a content type is that of an HTML form, in any character set."""
     return content_type.partition(";")[0].strip().lower() == FORM
 
 
 def read_form(body: bytes, content_type: str) -> list[tuple[str, str]]:
-    """Read a form's names and values, each name once.
+    """Parse a form into names and values; each name must occur once.
 
-    Raises InvalidSignatureError: `missing` when the body is no form, `malformed` when it is one
-    that two readers may understand differently.
+    Raises InvalidSignatureError: `missing` if the body is not a form, `malformed` if two parsers
+    may read it differently.
     """
     if not is_form_type(content_type):
         raise InvalidSignatureError("missing")
-    # In another character set the values would be others than those that are signed.
+    # In another character set, the decoded values would differ from the signed ones.
     options = content_type.lower().split(";")[1:]
     if any(option.strip() not in {"", "charset=utf-8"} for option in options):
         raise InvalidSignatureError("malformed")
@@ -180,39 +181,39 @@ def read_form(body: bytes, content_type: str) -> list[tuple[str, str]]:
 
 
 def signed_row(pairs: Sequence[tuple[str, str]]) -> str:
-    """Return the row that is signed."""
+    """Return the signed row: sorted names and values, concatenated."""
     return "".join(name + value for name, value in sorted(pairs))
 
 
 def check_row(known: Parameters, pairs: Sequence[tuple[str, str]], query: bytes) -> None:
-    """Raise InvalidSignatureError `ambiguous` when the row, behind this query, has another reading.
+    """Raise InvalidSignatureError `ambiguous` if the row, after this query, has another reading.
 
-    A long row takes time to read: call this only after the signature is verified.
+    Reading a long row takes time: call this only after the signature is verified.
     """
     form = sorted(pairs)
     row = query.decode() + signed_row(form)
-    # One more than is needed to know that there are several.
+    # Two readings suffice to show that the row is ambiguous.
     readings = list(islice(_Reader(known, row, has_query=bool(query)).readings(), 2))
     if readings and (len(readings) > 1 or readings[0] != (len(query.decode()), form)):
         raise InvalidSignatureError("ambiguous")
     if not readings:
-        # A name that is not known yet, or a value that is unusual.
+        # The form has an unknown name or an unusual value.
         _check_names(known, dict(form))
         _check_cuts(known, form, query.decode())
 
 
 def check_no_form(known: Parameters, query: bytes) -> None:
-    """Raise InvalidSignatureError when the query could hold the row of a form."""
+    """Raise InvalidSignatureError if the query could contain the row of a form."""
     if re.search(known.required + known.values[known.required].begin, query.decode()):
         raise InvalidSignatureError("malformed")
 
 
-# Where a form begins in a row, and its pairs.
+# The position at which a form begins in a row, and its pairs.
 _Reading = tuple[int, list[tuple[str, str]]]
 
 
 class _Seen(NamedTuple):
-    """The parameters read so far, as far as they decide which may follow."""
+    """State of the parameters read so far, which decides what may follow."""
 
     needed: frozenset[str] = frozenset()
     has_text: bool = False
@@ -220,10 +221,10 @@ class _Seen(NamedTuple):
 
 
 class _Reader:
-    """Reads a row as each of the usual forms that it may be: known names with usual values.
+    """Reads a row as every usual form that it may be: known names with usual values.
 
-    A value other than a text ends where the next name stands that could follow; a text may end at
-    any of them.
+    A text may end at any later position of a name that could follow it; another value ends at the
+    first of these positions.
     """
 
     def __init__(self, known: Parameters, row: str, *, has_query: bool) -> None:
@@ -232,7 +233,7 @@ class _Reader:
         self._has_query = has_query
         self._needed = frozenset((known.required, *known.addresses))
         self._steps = 0
-        # Positions without a reading, so that no position is read twice.
+        # States that lead to no reading, so that none is tried twice.
         self._dead: set[tuple[int, str, _Seen]] = set()
         found: dict[int, list[tuple[str, str]]] = {}
         for pattern, name in _finders(known).items():
@@ -240,13 +241,13 @@ class _Reader:
                 found.setdefault(place.start(), []).append((place[1], name))
         if len(found) > MAX_PLACES:
             raise InvalidSignatureError("ambiguous")
-        # Where names stand; of each the name, and its pattern.
+        # By position in the row, the known names found there, each with its pattern.
         self._names = found
         self._places = sorted(found)
         self._behind: dict[str, list[int]] = {}
 
     def readings(self) -> Iterator[_Reading]:
-        """Yield every reading; without a query there is only one place where a form can begin."""
+        """Yield every reading; without a query, a form can begin only at the start of the row."""
         for begin in self._places if self._has_query else (0,):
             for name, pattern in self._names.get(begin, ()):
                 for pairs in self._read(begin, name, pattern, _Seen()):
@@ -255,7 +256,7 @@ class _Reader:
     def _read(
         self, place: int, name: str, pattern: str, seen: _Seen
     ) -> Iterator[list[tuple[str, str]]]:
-        """Yield what can be read from a name on."""
+        """Yield every list of pairs that can be read from this name to the end of the row."""
         state = (place, name, seen)
         if state in self._dead:
             return
@@ -274,7 +275,7 @@ class _Reader:
             self._dead.add(state)
 
     def _follow(self, name: str, end: int, seen: _Seen) -> Iterator[list[tuple[str, str]]]:
-        """Yield what can be read behind the value of a name; nothing more, at the row's end."""
+        """Yield every list of pairs that can follow a value; an empty one at the row's end."""
         if end == len(self._row):
             if seen.needed == self._needed:
                 yield []
@@ -284,7 +285,7 @@ class _Reader:
                 yield from self._read(end, following, pattern, seen)
 
     def _ends(self, name: str, begin: int) -> Iterator[int]:
-        """Yield where the value of this name may end."""
+        """Yield the positions at which the value of this name may end."""
         places = self._places_behind(name)
         first = bisect_left(places, begin)
         if name in self._known.texts:
@@ -295,7 +296,7 @@ class _Reader:
         yield len(self._row)
 
     def _places_behind(self, name: str) -> list[int]:
-        """Return the places where a name stands that could follow this one."""
+        """Return the positions of all names that could follow this one."""
         if name not in self._behind:
             self._behind[name] = [
                 place
@@ -305,7 +306,7 @@ class _Reader:
         return self._behind[name]
 
     def _take(self, pattern: str, value: str, seen: _Seen) -> _Seen | None:
-        """Return what has been seen behind this value; None when it cannot stand here."""
+        """Return the state after this value; None if the value is not possible here."""
         known = self._known
         is_text, is_address = pattern in known.texts, pattern in known.addresses
         if is_text and (seen.has_text or not seen.is_personal):
@@ -322,18 +323,20 @@ class _Reader:
 
 
 def _check_names(known: Parameters, values: Mapping[str, str]) -> None:
-    """Refuse a form without the names that a genuine one has."""
+    """Refuse a form whose parameters differ from those of any genuine form."""
     if not re.match(known.values[known.required].begin, values.get(known.required, "")):
         raise InvalidSignatureError("ambiguous")
     texts = [name for name in known.texts if name in values]
     if len(texts) > 1 or (texts and any(name not in values for name in known.addresses)):
         raise InvalidSignatureError("ambiguous")
     behind = [name for name in sorted(values) if texts and name > texts[0]]
-    # Every such form has an address, so nothing that a text holds can begin before one.
+    # A form with a text also has addresses. A parameter between the text and the first address
+    # could be a part of the text.
     if behind and behind[0] not in known.addresses:
         raise InvalidSignatureError("ambiguous")
     for name in behind:
-        # It must begin as it is looked for, or a text could hold it unseen.
+        # The value must begin with its pattern; otherwise the search for names would also miss this
+        # parameter inside a text.
         found = _starts(known).match(name + values[name])
         is_seen = found is not None and found[1] == name
         if _names(known).fullmatch(name) and not is_seen and name not in known.addresses:
@@ -341,10 +344,10 @@ def _check_names(known: Parameters, values: Mapping[str, str]) -> None:
 
 
 def _check_cuts(known: Parameters, form: Sequence[tuple[str, str]], query: str) -> None:
-    """Refuse a row in which a known parameter could begin elsewhere than at a cut.
+    """Refuse a row in which a known parameter could also begin at another position.
 
-    Names ascend, so behind one, or behind a text before it, none can begin that sorts before it;
-    and none that sorts behind the required one can be the first of a form.
+    Names are sorted. No parameter can begin after a name, or after a text before that name, if it
+    sorts before it. The first parameter of a form cannot sort after the required one.
     """
     row = query
     cuts: list[tuple[int, str]] = []
@@ -352,7 +355,7 @@ def _check_cuts(known: Parameters, form: Sequence[tuple[str, str]], query: str) 
         if _names(known).fullmatch(name):
             cuts.append((len(row), name))
         elif (query and not cuts) or not _NEW_NAME.fullmatch(name):
-            # Nobody could tell the new name from the end of the query.
+            # The new name could not be separated from the end of the query.
             raise InvalidSignatureError("ambiguous")
         row += name + value
     offsets = [offset for offset, _ in cuts]
@@ -366,7 +369,7 @@ def _check_cuts(known: Parameters, form: Sequence[tuple[str, str]], query: str) 
             continue
         if found.start() < len(query) and found[1] > known.required:
             continue
-        # A form has one text: behind its name, that of another can begin no parameter.
+        # A form has only one text, so the name of another text cannot begin a parameter after it.
         if text is not None and found[1] in known.texts and found.start() > text_at:
             continue
         if found[1] > (name if text is None else min(name, text)):
@@ -376,10 +379,10 @@ def _check_cuts(known: Parameters, form: Sequence[tuple[str, str]], query: str) 
 def _check_addresses(
     known: Parameters, row: str, cuts: Sequence[tuple[int, str]], text: tuple[int, int]
 ) -> None:
-    """Refuse a row in which the name of an address stands again behind that address.
+    """Refuse a row in which the name of an address occurs again after that address.
 
-    Services have senders that do not begin as a number does: who is called Acme could have written
-    a text that ends with an address, and would be taken for a new parameter FromAcme.
+    Some senders are names, which do not begin like a number. A sender named Acme could write a text
+    that ends with an address, so that the real sender would be read as a new parameter FromAcme.
     """
     offsets = {offset for offset, _ in cuts}
     begin, end = text
@@ -398,7 +401,7 @@ def _names(known: Parameters) -> re.Pattern[str]:
 
 @lru_cache(maxsize=16)
 def _starts(known: Parameters) -> re.Pattern[str]:
-    """Return what finds every place where a known name stands before what its value begins with."""
+    """Return a pattern that finds each known name which is followed by the start of its value."""
     longest_first = sorted(known.values, key=len, reverse=True)
     found = "|".join(f"{name}(?={known.values[name].begin})" for name in longest_first)
     return re.compile(f"(?=({found}))")
@@ -406,5 +409,5 @@ def _starts(known: Parameters) -> re.Pattern[str]:
 
 @lru_cache(maxsize=16)
 def _finders(known: Parameters) -> Mapping[re.Pattern[str], str]:
-    """Return for each known name what finds every place where it stands."""
+    """Return, for each known name, a pattern that finds all its positions."""
     return {re.compile(f"(?=({name}))"): name for name in known.values}

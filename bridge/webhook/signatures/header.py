@@ -9,17 +9,17 @@ from typing import Final
 from bridge.errors import InvalidSignatureError
 from bridge.webhook.signatures.schemes import DIGEST_BYTES, Scheme
 
-# Names are in lower case; repeated headers appear repeatedly.
+# Names are in lower case; a repeated header has several entries.
 Given = Sequence[tuple[bytes, bytes]]
 
-# Bound of signatures in one header. A service that rotates its secret sends two or three.
+# Limit of signatures in one header. A service that rotates its secret sends two or three.
 MAX_CANDIDATES: Final = 10
 
 # Separators between entries, and between name and value; entries of `csv` have no name.
 _SEPARATORS: Final = {"kv": (b",", b"="), "list": (b" ", b","), "csv": (b",", b"")}
 # The only version of `kv` and `list` schemes that is an HMAC with a shared secret.
 _VERSION: Final = b"v1"
-# No leading zero: it could belong to the content before the timestamp.
+# No leading zero, which could also belong to the content before the timestamp.
 _TIMESTAMP: Final = re.compile(rb"[1-9][0-9]{0,12}")
 
 

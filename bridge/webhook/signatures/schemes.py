@@ -68,7 +68,7 @@ class Scheme:
     # `url` with its port added or removed, for services that sign either.
     other_url: str | None = None
     tries_ports: bool = False
-    # The known parameters behind `{params}`.
+    # The known parameters that `{params}` stands for.
     parameters: Parameters | None = None
     # For tokens: the required issuer, and whether an expiry is required.
     issuer: str | None = None
@@ -89,7 +89,7 @@ class Scheme:
 
     @property
     def units_per_second(self) -> int:
-        """Units of the timestamp in a second."""
+        """Units of the timestamp per second."""
         return 1000 if self.timestamp_unit == "ms" else 1
 
 
@@ -129,7 +129,7 @@ PRESETS: Final[Mapping[SignaturePreset, Scheme]] = MappingProxyType(
             encoding="base64",
             signed_content="{url}{params}",
             parameters=TWILIO,
-            # Twilio's own libraries do so: its backend signs inconsistently.
+            # Twilio's own libraries do this, because its backend signs inconsistently.
             tries_ports=True,
         ),
         "telnyx": Scheme(
@@ -177,7 +177,7 @@ PRESETS: Final[Mapping[SignaturePreset, Scheme]] = MappingProxyType(
             encoding="base64",
             signed_content="{timestamp}\n{url}\n{body_sha256}",
             timestamp_from="messagebird-request-timestamp",
-            # Bird's repeats carry the time of the first attempt, for up to a day.
+            # Bird's retries have the timestamp of the first attempt, for up to a day.
             tolerance_seconds=86400.0,
         ),
     }

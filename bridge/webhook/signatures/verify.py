@@ -57,10 +57,10 @@ def verify(
 ) -> Verified:
     """Verify that a holder of one of the keys sent exactly this body, within the tolerance.
 
-    Header names are in lower case, and repeated headers appear repeatedly; `now` is in unix
-    seconds. Raises InvalidSignatureError. Its fault is `stale` or `future` only for a correct
-    signature, so these mean a wrong clock or a replay, never a forgery. Schemes for forms sign
-    names and values alone; a form is `ambiguous` if a different form would have the same signature.
+    Header names are in lower case, and a repeated header has several entries; `now` is in unix
+    seconds. Raises InvalidSignatureError. Its fault is `stale` or `future` only if the signature is
+    correct, so these mean a wrong clock or a replay, never a forgery. Schemes for forms sign only
+    names and values; a form is `ambiguous` if a different form would have the same signature.
     """
     given = list(headers)
     if scheme.format == "jwt":
@@ -145,7 +145,7 @@ def sign(
 
 
 def is_usable(scheme: Scheme, key: bytes) -> bool:
-    """Whether the scheme's library accepts the key. Also loads it, ahead of the first webhook."""
+    """Whether the scheme's library accepts the key. Loads the library before the first webhook."""
     if scheme.format == "jwt":
         from bridge.webhook.signatures import json_web_tokens  # noqa: PLC0415
 
