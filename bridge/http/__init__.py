@@ -1,1 +1,1 @@
-"""The server of the webhook port and the admin port."""
+"""The HTTP server of the webhook port and the admin port."""

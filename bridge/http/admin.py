@@ -1,7 +1,7 @@
 """The admin port of both roles: /livez, /readyz, /startupz, /metrics.
 
-Liveness looks at our own tasks and event loop only: an outage of the broker or of the API must
-not restart anything.
+Liveness depends only on the process's own tasks and event loop: an outage of the broker or of the
+API must not cause a restart.
 """
 
 import asyncio
@@ -24,24 +24,25 @@ LIMITS: Final = Limits(
     max_header_bytes=16384,
     max_headers=100,
     max_body_bytes=4096,
-    # Of all connections together: probes are answered while a scrape is written.
+    # For all connections together; leaves room for probes while a scrape is being answered.
     max_buffered_bytes=4 * 1024 * 1024,
     idle_timeout_seconds=15,
     body_timeout_seconds=10,
     keep_alive_seconds=75,
 )
-# When the event loop has run no timer for this long, the process counts as dead.
+# The process counts as dead if its event loop has run no timer for this long.
 MAX_SILENCE_SECONDS: Final = 10.0
-# The time between two measurements of the event loop's lag.
+# Interval of the measurements of the event loop's lag.
 BEAT_SECONDS: Final = 0.5
-# To encode all metrics takes tens of milliseconds; messages have their turn after each part.
+# Encoding all metrics takes tens of milliseconds; the event loop can process messages after each
+# part of this duration.
 PART_SECONDS: Final = 0.002
-# The end of every page of the OpenMetrics encoder.
+# The last line that the OpenMetrics encoder writes.
 _END: Final = b"# EOF\n"
 
 
 class Health:
-    """What the probes report; `ready` and `live` map the name of a check to its function.
+    """The state that the probes report; `ready` and `live` map names of checks to functions.
 
     /readyz also shows the `facts`, which have no influence on readiness.
     """
@@ -59,7 +60,7 @@ class Health:
         metrics.ready.set_function(lambda: all(check() for check in self.ready.values()))
 
     async def beat(self) -> NoReturn:
-        """Measure, for ever, how late the event loop runs a timer."""
+        """Measure continuously how late the event loop runs a timer."""
         while True:
             before = self._clock()
             await asyncio.sleep(BEAT_SECONDS)
@@ -71,7 +72,7 @@ class Health:
 
 
 def admin_handler(health: Health, registry: Registry) -> Callable[[Request], ResponseOrFuture]:
-    """Make the handler of the admin port; a task of its own answers /metrics."""
+    """Build the request handler of the admin port; a separate task answers /metrics."""
     pages: dict[str, Callable[[Request], ResponseOrFuture]] = {
         "/livez": lambda _: _probe(health.live, {}),
         "/readyz": lambda _: _probe(health.ready, health.facts),
@@ -106,7 +107,7 @@ def _probe(checks: Mapping[str, Check], facts: Mapping[str, Callable[[], object]
 
 
 class _NextMetrics:
-    """A registry of the next few metrics: as many as are encoded in `PART_SECONDS`."""
+    """A registry that yields as many of the remaining metrics as fit into `PART_SECONDS`."""
 
     def __init__(self, all_: Iterator[Metric]) -> None:
         self._all = all_
@@ -140,5 +141,5 @@ async def _expose(request: Request, registry: Registry) -> Response:
 
 
 def _write_part(metrics: _NextMetrics, encode: Callable[[Registry], bytes]) -> bytes:
-    # Encoders ask a registry for nothing but its metrics.
+    # An encoder calls only `collect` on the registry.
     return encode(cast("Registry", metrics))

@@ -1,8 +1,8 @@
-"""The protocol of one connection: reads requests, has them answered in order, sets deadlines.
+"""The server's side of one connection: reads requests, answers them in order, sets deadlines.
 
-A handler sees complete requests only; every other one is refused here. A connection only stores its
-deadline: the listener checks all of them four times a second, which is cheaper than a timer for
-each.
+The handler gets complete requests only; invalid and incomplete ones are refused here. A connection
+only stores its deadline: the listener checks all deadlines four times a second, which is cheaper
+than a timer for each connection.
 """
 
 import asyncio
@@ -19,20 +19,20 @@ from bridge.telemetry.logs import Log
 
 log = Log(__name__)
 
-# How long a silent connection stays open when the listener stops: a request may be on its way.
+# How long a silent connection stays open when the listener stops: a request may be under way.
 END_SECONDS: Final = 1.0
 # Bounds of reading after the last response: closing with unread data would reset the connection,
 # and the client might never see the response.
 LINGER_SECONDS: Final = 2.0
 MAX_LINGER_BYTES: Final = 4 * 1024 * 1024
 
-# Counted for a request whose client has gone; nobody reads it.
+# Recorded for a request whose client has disconnected; it is never sent.
 _CUT_OFF: Final = Response(HTTPStatus.BAD_REQUEST)
 _FULL: Final = problem(503, "too many connections; try again later", Retry_After="5")
 
 
 class ServerConnection(asyncio.BufferedProtocol):
-    """One connection: answers its requests one by one, and sets its deadline."""
+    """One client connection; answers its requests one by one, and sets its deadline."""
 
     def __init__(
         self,
@@ -51,24 +51,26 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._unparsed = b""
         # The memory of all its requests, as last reported to the occupancy.
         self.held_bytes = 0
-        # The client does not read its response; has sent its last byte; gets no more responses.
+        # In this order: the client does not read its response; it has sent its last byte; it gets
+        # no more responses.
         self._is_clogged = self._has_eof = self._is_over = False
-        # Whether a request was answered; whether one was answered with success.
+        # Whether any request was answered, and whether any was answered with success.
         self._is_answered = self._is_trusted = False
         self._is_paused = False
         self._lingered_bytes = 0
         self.deadline = math.inf
-        # The line of the occupancy in which it waits to be evicted, and the event loop time since.
+        # The eviction queue that it is in (see `Occupancy`), and the event loop time when it
+        # joined.
         self._line: dict[ServerConnection, None] | None = None
         self.since = 0.0
 
-    # asyncio's side
+    # Called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start reading, or refuse the connection when there is no room for it."""
-        # uvloop's transports are none of asyncio's classes.
+        """Start reading, or refuse the connection if there is no room for it."""
+        # uvloop's transports do not inherit from asyncio's classes.
         self._transport = cast("asyncio.Transport", transport)
-        # As long as the client leaves one byte unread, its next request is not answered.
+        # The next request is not answered until the client has read the whole response.
         self._transport.set_write_buffer_limits(high=0)
         if self._occupancy.admit(self):
             self._start_clock()
@@ -117,13 +119,13 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._advance()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  asyncio's own
-        """Drop an incomplete request; one that is being answered is finished."""
+        """Drop an incomplete request; a request that is being answered is still finished."""
         if not self._is_over and self._parser.phase is BODY:
             self._report_refusal(_CUT_OFF)
         self._give_up()
         self._leave()
 
-    # The listener's side
+    # Called by the listener
 
     def expire(self) -> None:
         """Close because the deadline has passed, with 408 if a request has begun."""
@@ -145,10 +147,10 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._transport.close()
 
     def drain(self) -> None:
-        """Close within `END_SECONDS` unless there is something to answer.
+        """Close within `END_SECONDS`, unless there is a request to answer.
 
-        A request may be on its way. Between two requests the silence so far counts, so a connection
-        that has been silent for that long is closed at once.
+        The delay is for a request that may be under way. Between two requests the time that the
+        connection has already been silent counts, so it is closed at once if that is long enough.
         """
         phase = self._parser.phase
         if self._request is not None or phase is BODY:
@@ -169,7 +171,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         return self._is_over or self._is_clogged or self._parser.phase is IDLE
 
     def _line_up(self) -> None:
-        """Join the end of the line that fits its state, unless it is in that line already."""
+        """Join the end of the eviction queue for its state, unless it is in that queue already."""
         occupancy = self._occupancy
         line: dict[ServerConnection, None] | None
         if self._is_over:
@@ -206,7 +208,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         parser = self._parser
         parser.feed(data)
         if parser.has_moved:
-            if not parser.requests:  # A whole one is answered now, and not timed here.
+            if not parser.requests:  # A complete request is answered now.
                 self._start_clock()
             self._line_up()
         self._count()
@@ -279,7 +281,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._linger()
 
     def _start_clock(self) -> None:
-        """Set the deadline for what the client has to do next."""
+        """Set the deadline for the client's next step."""
         limits, phase = self._service.limits, self._parser.phase
         seconds = limits.idle_timeout_seconds
         if not self._is_clogged:
@@ -292,7 +294,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.deadline = self._loop.time() + seconds
 
     def _count(self) -> None:
-        """Report to the occupancy how much memory the unanswered requests take up."""
+        """Report to the occupancy how much memory the unanswered requests use."""
         size = 0
         if not self._is_over:
             size = self._parser.held_bytes + len(self._unparsed)
@@ -309,13 +311,13 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._service.hooks.on_refusal(self._parser.method, self._parser.path, response)
 
     def _refuse(self, response: Response) -> None:
-        """Answer without the handler, and close."""
+        """Answer without calling the handler, and close."""
         self._report_refusal(response)
         self._send(response, keep_alive=False)
         self._linger()
 
     def _linger(self) -> None:
-        """Answer nothing more, but give the client time to read the last response."""
+        """Send no more responses, but give the client time to read the last one."""
         self._give_up()
         self._start_clock()
         self._line_up()

@@ -1,16 +1,17 @@
-"""Accepts HTTP/1.1 connections from strangers: every wait has a deadline, every count a bound.
+"""Accepts HTTP/1.1 connections from untrusted clients, with a limit on every time and count.
 
-`connection` is the protocol of each connection, `occupancy` decides which one is closed when there
-are too many. Here are the socket, the check of all deadlines, and the shutdown.
+`connection` is the protocol of each connection; `occupancy` decides which connection is closed if
+there are too many. This module has the socket, the check of all deadlines, and the shutdown.
 
-Why our own: uvicorn waits without end for a first request, the rest of a header or of a body, and
-holds headers of any size (`tests/unit/http/test_uvicorn.py`); its limit of connections counts
-idle sockets, so that strangers lock the service out. `tests/faults/test_webhook_strangers.py` tries
-what strangers can do here. uvicorn is slower, too: in the scene `make bench SCENES=receivers` the
-shortest receiver on Starlette and uvicorn serves less than half as many webhooks per CPU second
-(docs/benchmarks.md).
-To swap it in, have `app` run uvicorn with the 27 lines of `tests/unit/http/asgi.py`, and put a
-proxy in front that bounds what it does not; refusals and evictions are then counted by nobody.
+Why our own: uvicorn waits without a time limit for a first request and for the rest of a header or
+body, and accepts headers of any size (`tests/unit/http/test_uvicorn.py`). Its connection limit
+counts idle sockets, so that strangers can lock the service out.
+`tests/faults/test_webhook_strangers.py` runs such attacks against this server. uvicorn is slower,
+too: in the scene `make bench SCENES=receivers` the shortest receiver on Starlette and uvicorn
+serves less than half as many webhooks per CPU second (docs/benchmarks.md).
+
+To use uvicorn, let `app` run it with the 27 lines of `tests/unit/http/asgi.py`, behind a proxy that
+enforces the missing limits. Refusals and evictions are then not counted.
 """
 
 import asyncio
@@ -28,15 +29,15 @@ from bridge.http.messages import Handler
 from bridge.http.occupancy import Occupancy
 from bridge.http.service import NO_HOOKS, Hooks, Limits, Service, allow_open_files
 
-# How many connections the kernel may hold before we accept them; `somaxconn` may allow fewer.
+# Connections that the kernel may queue before they are accepted; `somaxconn` may allow fewer.
 BACKLOG: Final = 2048
-# How late a deadline may be noticed.
+# Interval of the check of all deadlines.
 SWEEP_SECONDS: Final = 0.25
 # After this many iterations of the event loop, asyncio's or uvloop's, every socket has been read.
 READ_ITERATIONS: Final = 2
-# Before the port closes: how long to accept connections that the kernel has already made.
+# How long to accept connections that the kernel has already established before the port closes.
 ACCEPT_SECONDS: Final = 1.0
-# Why an address cannot be listened on: the setting at fault, and what to do.
+# For each error of binding a port: the setting at fault, the cause and the remedy.
 _BIND_FAULTS: Final = {
     errno.EADDRINUSE: ("port", "it is in use; stop what listens there, or set another port"),
     errno.EACCES: ("port", "this user may not; set a port above 1023"),
@@ -47,7 +48,8 @@ _NO_ADDRESS: Final = ("host", "this computer has no such address; set one of its
 class Listener:
     """One address that accepts connections from `run` to `stop`.
 
-    `section` of the settings has `host` and `port`. Raises BridgeError when it cannot listen there.
+    `section` is the section of the settings with `host` and `port`, for error texts. Raises
+    BridgeError if the address cannot be bound.
     """
 
     def __init__(
@@ -74,7 +76,7 @@ class Listener:
 
     @property
     def is_accepting(self) -> bool:
-        """Whether new connections are taken."""
+        """Whether new connections are accepted."""
         return self._is_started and not self._stopping.is_set()
 
     async def run(self) -> None:
@@ -97,9 +99,9 @@ class Listener:
             await self._cut_off()
 
     def stop(self) -> None:
-        """Close the port; `run` returns when all is answered, or the drain times out.
+        """Close the port; `run` returns when all requests are answered, or the drain times out.
 
-        Then `has_cut_off` says whether some were not.
+        Afterwards, `has_cut_off` shows whether some requests were not answered.
         """
         self.occupancy.drain()
         self._stopping.set()
@@ -108,7 +110,7 @@ class Listener:
         """Close the port, and wait until every request is answered or the drain times out."""
         occupancy = self.occupancy
         await self._accept_queued()
-        # No `await` in between: a connection that is made there would be reset.
+        # No `await` before this: a connection made in between would be reset.
         server.close()
         await _read_all()
         for connection in list(occupancy.connections):
@@ -127,7 +129,7 @@ class Listener:
         await asyncio.gather(*answers, return_exceptions=True)
 
     async def _accept_queued(self) -> None:
-        """Accept what the kernel has already connected: closing the port would reset it."""
+        """Accept the connections in the kernel's queue: closing the port would reset them."""
         loop = asyncio.get_running_loop()
         queue = select.poll()
         queue.register(self._socket, select.POLLIN)
@@ -149,7 +151,8 @@ class Listener:
         stalled = now - self._swept_at - SWEEP_SECONDS
         self._swept_at = now
         if stalled > SWEEP_SECONDS:
-            # The process stood still (a paused machine, no CPU time), so nobody could be in time.
+            # The process was stalled (a paused machine, no CPU time), so no client could meet its
+            # deadline.
             for connection in self.occupancy.connections:
                 connection.deadline += stalled
         late = [c for c in self.occupancy.connections if c.deadline <= now]
@@ -169,7 +172,8 @@ async def _read_all() -> None:
 def bind(host: str, port: int, *, settings: str) -> socket.socket:
     """Listen on a port; `::` listens on IPv4 too.
 
-    Raises BridgeError that names `host` or `port` with `settings` before it, and the remedy.
+    Raises BridgeError with the remedy and the setting at fault: `host` or `port`, prefixed with
+    `settings`.
     """
     try:
         listening = socket.create_server(

@@ -14,7 +14,7 @@ _STATUS_LINES: Final = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() f
 class Response(NamedTuple):
     """A response; Content-Length and Date are added when it is sent.
 
-    A success shows that the client is no stranger, unless anybody gets it (`for_anybody`).
+    A success marks the client as trusted, unless any client can get it (`for_anybody`).
     """
 
     status: int
@@ -24,7 +24,7 @@ class Response(NamedTuple):
 
 
 def problem(status: int, title: str, **headers: str) -> Response:
-    """Make an error response (RFC 9457); its title must not help a forger."""
+    """Build an error response (RFC 9457); its title must not help to forge a request."""
     fields = {name.replace("_", "-"): value for name, value in headers.items()}
     return Response(
         status,
@@ -46,7 +46,7 @@ def render(
     return b"".join(parts)
 
 
-# Names are in lower case; repeated headers are repeated.
+# Names are in lower case; a repeated header has several entries.
 Headers = list[tuple[bytes, bytes]]
 
 _NO_HEADERS: Final[Mapping[bytes, bytes]] = MappingProxyType({})
@@ -58,7 +58,7 @@ class Request:
     `first` holds the first value of each header if the parser has found them already.
     """
 
-    # Not a named tuple, because making one is a call of Python even in compiled code.
+    # Not a named tuple, because creating one is an interpreted call even in compiled code.
 
     __slots__ = ("body", "first", "headers", "keep_alive", "method", "path", "query", "size_bytes")
 
@@ -88,7 +88,7 @@ class Request:
         return None if value is None else value.decode("latin-1")
 
 
-# Returns the response to a request whose body need not be read, else None.
+# Takes method, path and headers; returns a response if the body need not be read, else None.
 Judge = Callable[[str, str, Headers], Response | None]
 
 # The response to a request, at once or later.

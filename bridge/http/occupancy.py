@@ -1,8 +1,8 @@
-"""Which connections a listener has, how much memory they use, and which one is evicted for others.
+"""Tracks the connections of a listener and their memory, and evicts some if there are too many.
 
-Connections and memory are bounded, but strangers may ask for any amount of both. A connection that
-has sent a whole request is always answered; of all others, the one that has waited longest is
-evicted first.
+Connections and memory are limited, but untrusted clients may ask for any amount of both. A
+connection that has sent a complete request is always answered; of the others, the one that has
+waited longest is evicted first.
 """
 
 import asyncio
@@ -13,11 +13,11 @@ from bridge.http.service import Eviction, Limits
 
 
 class Occupant(Protocol):
-    """What the occupancy needs to know of a connection."""
+    """A connection, as far as the occupancy needs to know it."""
 
     # The memory of its unanswered requests.
     held_bytes: int
-    # When it joined its line, a time of the event loop.
+    # Event loop time when it joined its eviction queue.
     since: float
 
     def evict(self, cause: Eviction) -> None:
@@ -30,27 +30,27 @@ OccupantT = TypeVar("OccupantT", bound=Occupant)
 class Occupancy(Generic[OccupantT]):
     """The connections of one listener, and the requests that it is answering.
 
-    Each connection reports every change: that it opens or closes, in which line it waits, how much
-    memory its requests use.
+    Each connection reports every change: when it opens or closes, which eviction queue it is in,
+    how much memory its requests use.
     """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self.connections: set[OccupantT] = set()
-        # The connections that may be evicted, each in one of three lines, the first to join it in
-        # front. `silent`: nothing of a request has arrived. `trusted`: the same, but an earlier
-        # request was answered with success. `receiving`: a request has begun and is not complete. A
-        # connection whose request is complete is in none.
+        # The connections that may be evicted, in three queues with the oldest first. `silent`: no
+        # part of a request has arrived. `trusted`: the same, but an earlier request was answered
+        # with success. `receiving`: a request has begun and is not complete. A connection whose
+        # request is complete is in no queue.
         self.silent: dict[OccupantT, None] = {}
         self.trusted: dict[OccupantT, None] = {}
         self.receiving: dict[OccupantT, None] = {}
-        # The answers that are to come.
+        # Pending answers.
         self.answers: set[asyncio.Future[Response]] = set()
         self.held_bytes = 0
-        # Whether each response is the last of its connection.
+        # While draining, each response is the last of its connection.
         self.is_draining = False
         self._is_closed = False
-        # Set when the last connection is gone, and the last answer has come, after `close`.
+        # Set after `close`, once the last connection has ended and the last answer is complete.
         self.is_over = asyncio.Event()
 
     def drain(self) -> None:
@@ -58,14 +58,14 @@ class Occupancy(Generic[OccupantT]):
         self.is_draining = True
 
     def close(self) -> None:
-        """Note that no new connection can come any more."""
+        """Note that no new connection can arrive."""
         self._is_closed = True
         self.check_end()
 
     def admit(self, newcomer: OccupantT) -> bool:
-        """Give a new connection a place; when there is none, evict the one that has waited longest.
+        """Admit a new connection; at the limit, evict the connection that has waited longest.
 
-        Returns False when none can be evicted, because all are being answered.
+        Returns False if none can be evicted, because all are being answered.
         """
         if len(self.connections) >= self._limits.max_connections:
             longest = self._find_longest()
@@ -76,7 +76,7 @@ class Occupancy(Generic[OccupantT]):
         return True
 
     def _find_longest(self) -> OccupantT | None:
-        """Find the connection that has waited longest; strangers must not evict trusted clients."""
+        """Return the connection that has waited longest; trusted clients are evicted last."""
         first = [next(iter(line)) for line in (self.silent, self.receiving) if line]
         if first:
             return min(first, key=lambda connection: connection.since)
@@ -88,10 +88,10 @@ class Occupancy(Generic[OccupantT]):
         self.check_end()
 
     def count(self, change_bytes: int) -> None:
-        """Note that requests take up more memory, or less when `change_bytes` is negative.
+        """Note that requests use more memory, or less if `change_bytes` is negative.
 
-        Above the limit, incomplete requests are evicted, the first to begin first; a connection
-        that has sent a whole request is always answered.
+        Above the limit, connections with incomplete requests are evicted, the oldest first; a
+        connection that has sent a complete request is always answered.
         """
         self.held_bytes += change_bytes
         while change_bytes > 0 and self.held_bytes > self._limits.max_buffered_bytes:
@@ -101,11 +101,11 @@ class Occupancy(Generic[OccupantT]):
             first.evict("memory")
 
     def is_crowded_for(self, connection: OccupantT) -> bool:
-        """Whether the requests of others that are being answered take up all the memory."""
+        """Whether the requests of other connections use up all the memory."""
         others_bytes = self.held_bytes - connection.held_bytes
         return others_bytes >= self._limits.max_buffered_bytes
 
     def check_end(self) -> None:
-        """Set `is_over` when nothing is left to do."""
+        """Set `is_over` if no connection and no answer is left after `close`."""
         if self._is_closed and not self.connections and not self.answers:
             self.is_over.set()

@@ -1,12 +1,12 @@
-"""Parses HTTP/1.1 requests from a stream of bytes, strictly, with a bound on everything.
+"""Parses HTTP/1.1 requests from a byte stream, strictly, with a limit on every size and count.
 
-The grammar is llhttp's (httptools), which is strict by itself; the gaps that it leaves are closed
-here. Nothing here does I/O or reads the clock.
+The grammar is that of llhttp (httptools), which is strict; this module closes its gaps. It does no
+I/O and reads no clock.
 
-Why our own: llhttp hands over pieces and bounds none of them, and h11, which bounds the header but
-neither the body nor the number of requests, takes four times the CPU time:
-`python -m bench.parts parsing` measures both. To swap it in, feed a `h11.Connection` in
-`RequestParser.feed`, and keep the limits of the body and of what waits in line.
+Why our own: llhttp delivers a request in pieces and limits none of them. h11 limits the header, but
+neither the body nor the number of requests, and takes four times the CPU time: `python -m
+bench.parts parsing` measures both. To use h11, feed a `h11.Connection` in `RequestParser.feed`, and
+keep the limits of the body and of pipelined requests.
 """
 
 import contextlib
@@ -21,14 +21,13 @@ import httptools
 from bridge.http.messages import Headers, Judge, Request, Response, problem
 from bridge.http.service import Limits
 
-# Bound of pipelined requests; senders of webhooks stay far below it.
+# Limit of pipelined requests; senders of webhooks stay far below it.
 MAX_PIPELINED: Final = 16
-# The memory that Python needs for a header besides its text: two bytes objects, a tuple, and a
-# place in a dict.
+# Memory of a header apart from its text: two bytes objects, a tuple, and a dictionary entry.
 HEADER_OVERHEAD_BYTES: Final = 240
 # The colon, a space, and the end of the line.
 HEADER_FRAMING_BYTES: Final = 4
-# Bound of the kept part of a chunk-size line; llhttp accepts at most sixteen digits.
+# Limit of the kept part of a chunk-size line; llhttp accepts at most sixteen digits.
 MAX_CHUNK_LINE_BYTES: Final = 64
 
 
@@ -43,14 +42,14 @@ class Phase(Enum):
     BODY = "in its body"
 
 
-# Read several times for each request; looking up a member of the enum is slower.
+# Module constants, because looking up a member of the enum for each read is slower.
 IDLE: Final = Phase.IDLE
 HEADER: Final = Phase.HEADER
 BODY: Final = Phase.BODY
 
 
 class _RefusedError(Exception):
-    """Stops the parser from within; `response` says why."""
+    """Raised in a callback to stop the parser; `response` is the answer to the client."""
 
     def __init__(self, response: Response) -> None:
         super().__init__(response.status)
@@ -60,7 +59,7 @@ class _RefusedError(Exception):
 @functools.lru_cache(maxsize=64)
 def _read_target(url: bytes) -> tuple[str, bytes]:
     """Return the path and the query; cached, because a service uses the same target every time."""
-    # The library's types leave out that a part may be None.
+    # Any, because the library's types do not show that a part may be None.
     target: Any = httptools.parse_url(url)
     return unquote((target.path or b"").decode("latin-1")), target.query or b""
 
@@ -68,7 +67,7 @@ def _read_target(url: bytes) -> tuple[str, bytes]:
 class RequestParser:
     """Parses the bytes that are fed to it into `requests`, until there is a `refusal`.
 
-    The body of a request that `judge` answers is not kept, and not waited for.
+    If `judge` answers a request by its header, its body is neither kept nor awaited.
     """
 
     def __init__(self, limits: Limits, judge: Judge = lambda *_: None) -> None:
@@ -77,7 +76,7 @@ class RequestParser:
         self._judge = judge
         self._parser = httptools.HttpRequestParser(self)
         self.requests: deque[Request] = deque()
-        # The response to bytes that cannot be parsed; it is sent after those to the requests.
+        # The response to bytes that cannot be parsed; it is sent after the responses to `requests`.
         self.refusal: Response | None = None
         self._begin()
         self._move(IDLE)
@@ -94,8 +93,8 @@ class RequestParser:
         self._body = bytearray()
         self._is_continue_due = False
         self._is_http_1_1 = self._is_chunked = False
-        # How long the body was when the current chunk began, or None before its first byte; until
-        # then `_chunk_line` is what has arrived of the line with its size.
+        # Length of the body at the start of the current chunk; None before its first byte. Until
+        # then, `_chunk_line` is the received part of its chunk-size line.
         self._chunk_start: int | None = None
         self._chunk_line = b""
         self._has_new_chunk = False
@@ -109,7 +108,8 @@ class RequestParser:
         """Free the buffers; nothing may be fed afterwards."""
         self.requests.clear()
         self._headers, self._url, self._body = [], b"", bytearray()
-        # The two refer to each other, and would stay in memory until the next search for cycles.
+        # The parser and this object reference each other, and would stay in memory until the next
+        # garbage collection.
         self._parser = httptools.HttpRequestParser(None)
 
     @property
@@ -119,7 +119,7 @@ class RequestParser:
         for request in self.requests:
             held += request.size_bytes
         if self.phase is HEADER:
-            # Only llhttp knows how much of the header is still in it.
+            # llhttp buffers an unknown part of the header, so all received bytes count.
             read = self._first_bytes + self._wire_bytes
             held += self._size(min(read, self._limits.max_header_bytes))
         elif self.phase is BODY:
@@ -130,7 +130,7 @@ class RequestParser:
         return header_bytes + HEADER_OVERHEAD_BYTES * self._header_count
 
     def feed(self, data: memoryview | bytes) -> None:
-        """Parse; afterwards `has_moved` says whether a part of a request began or ended."""
+        """Parse bytes; afterwards `has_moved` shows whether a part of a request began or ended."""
         self.has_moved = self._has_new_chunk = False
         try:
             self._parser.feed_data(data)
@@ -138,7 +138,7 @@ class RequestParser:
             self._ignore_upgrade(bytes(data[upgrade.args[0] :]))
         except httptools.HttpParserError as error:
             cause = error.__context__
-            # What follows a request that is the last one does not matter.
+            # Bytes after the last request of a connection do not matter.
             if not self.requests or self.requests[-1].keep_alive:
                 self.refusal = cause.response if isinstance(cause, _RefusedError) else _MALFORMED
         else:
@@ -170,7 +170,7 @@ class RequestParser:
                 self.refusal = self._body_too_large()
 
     def _count_wire(self, size: int) -> None:
-        """Bound the bytes that complete nothing: empty lines, half a header, framing of chunks."""
+        """Limit the bytes that complete nothing: empty lines, partial headers, chunk framing."""
         if self.has_moved:
             self._first_bytes = size
         else:
@@ -198,7 +198,7 @@ class RequestParser:
         self._parser = httptools.HttpRequestParser(self)
         self.feed(b"\r\n".join((*lines, b"", rest)))
 
-    # httptools' side
+    # Called by httptools
 
     def on_message_begin(self) -> None:
         """Begin a request."""
@@ -208,11 +208,11 @@ class RequestParser:
             raise _RefusedError(problem(503, "too many requests at once", Retry_After="1"))
 
     def on_url(self, url: bytes) -> None:
-        """Take a piece of the target."""
+        """Append a piece of the target."""
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header; one after the body is only counted."""
+        """Store a header; a trailer after the body is only counted."""
         if self.phase is HEADER:
             headers = self._headers
             headers.append((name.lower(), value))
@@ -248,7 +248,7 @@ class RequestParser:
             raise _RefusedError(fault)
         self.method = parser.get_method().decode()
         self.path, self._query = _read_target(self._url)
-        # Of a repeated header the first.
+        # The first value of a repeated header wins.
         self._first = dict(reversed(self._headers))
         version = parser.get_http_version()
         self._is_http_1_1 = version == "1.1"
@@ -272,9 +272,9 @@ class RequestParser:
         return is_due
 
     def _check_framing(self, version: str) -> int:
-        """Return the announced length; refuse what another server could read differently.
+        """Return the announced body length; refuse framing that another server could misread.
 
-        llhttp refuses two lengths, and a length beside chunks, by itself.
+        llhttp itself refuses two lengths, and a length together with chunks.
         """
         first = self._first
         if version not in {"1.0", "1.1"}:
@@ -306,12 +306,12 @@ class RequestParser:
         self._has_new_chunk = True
 
     def on_chunk_complete(self) -> None:
-        """Note that the next chunk is to come."""
+        """Note that the chunk has ended."""
         self._chunk_start = None
         self._chunk_line = b""
 
     def on_body(self, data: bytes) -> None:
-        """Take a piece of the body, unless nobody will read it."""
+        """Append a piece of the body, unless the request is answered without it."""
         if self._verdict is None:
             self._body += data
         if len(self._body) > self._limits.max_body_bytes:

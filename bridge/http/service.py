@@ -1,4 +1,4 @@
-"""What the connections of a listener share: its limits, its hooks, its handler, one buffer."""
+"""The state that all connections of a listener share: limits, hooks, handler, read buffer."""
 
 import resource
 from collections.abc import Callable
@@ -12,10 +12,10 @@ log = Log(__name__)
 
 # Size of one read from the kernel.
 READ_BYTES: Final = 65536
-# How many open files we ask for; systems commonly allow 1,024 until a process asks for more.
+# Number of open files to request; systems commonly allow 1,024 until a process asks for more.
 MAX_OPEN_FILES: Final = 65536
 
-# Why a connection was evicted: no place for a new one, or no memory for its request.
+# Why a connection was evicted: too many connections, or too much memory in use.
 Eviction = Literal["connections", "memory"]
 
 
@@ -72,11 +72,11 @@ class Service:
 
 
 def fit_open_files(limits: Limits, *, reserved: int, setting: str) -> Limits:
-    """Lower `max_connections` to what open files allow, but not below a quarter of that limit.
+    """Lower `max_connections` to the number that the limit of open files permits.
 
     `reserved` is the number of files that the rest of the process needs: without descriptors it
-    could neither reach the broker nor answer on the admin port. A warning names `setting` and the
-    remedy.
+    could neither reach the broker nor answer on the admin port. At least a quarter of the open
+    files is left to connections. A warning names `setting` and the remedy.
     """
     open_files = allow_open_files()
     most = max(open_files - reserved, open_files // 4)
@@ -94,7 +94,7 @@ def fit_open_files(limits: Limits, *, reserved: int, setting: str) -> Limits:
 
 
 def allow_open_files() -> int:
-    """Ask for as many open files as the system grants; return how many there may be."""
+    """Raise the limit of open files as far as the system permits; return the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < allowed:
