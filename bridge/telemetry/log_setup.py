@@ -1,10 +1,10 @@
-"""Sets up logging: where lines go, and how much of the records of libraries gets through.
+"""Sets up logging: the output, and the filter for log records of libraries.
 
-Records that libraries log through `logging` are reduced to the template of the message, without
-its arguments, because aiormq and asyncio put whole messages into the arguments.
+Records that libraries log through `logging` are reduced to the template of the message, without its
+arguments, because aiormq and asyncio put whole messages into the arguments.
 
-`LineWriter` stands before standard output because a write to a full pipe would block the event
-loop, and with it every message; `logging.StreamHandler` does block.
+`LineWriter` writes standard output in a thread. A direct write to a full pipe, as by
+`logging.StreamHandler`, would block the event loop and with it every message.
 """
 
 import asyncio
@@ -72,7 +72,7 @@ def log_loop_faults(loop: asyncio.AbstractEventLoop) -> None:
 
 
 class _LibraryHandler(logging.Handler):
-    """Passes records of libraries on without their arguments."""
+    """Logs records of libraries without their arguments."""
 
     def __init__(self, lines: LineOutput, finish: Callable[[], object]) -> None:
         super().__init__()
@@ -80,8 +80,8 @@ class _LibraryHandler(logging.Handler):
         self._finish = finish
 
     def handle(self, record: logging.LogRecord) -> bool:
-        """Log the template of a record, and the type and places of its exception."""
-        # Some libraries log an exception itself, whose text may quote a value.
+        """Log the template of a record, and the type and traceback locations of its exception."""
+        # Some libraries pass an exception as the message; its text may quote a value.
         event = record.msg if isinstance(record.msg, str) else type(record.msg).__name__
         cause = record.exc_info[1] if record.exc_info else None
         self._lines.take(record.levelno, record.name, event, describe(cause))
@@ -97,8 +97,9 @@ class LineWriter(io.TextIOBase):
     """A stream whose `write` never blocks: a thread writes the lines to a file descriptor.
 
     At most `MAX_LINES` wait; further lines, and lines that cannot be written, are dropped.
-    `dropped` is called with their number, and a warning follows once lines can be written again.
-    Both happen in the thread that calls `write`, at its next line. Only one thread may write.
+    `dropped` is called with their number, and a warning is logged once lines can be written again.
+    Both happen in the thread that calls `write`, at its next line. Only one thread may call
+    `write`.
     """
 
     def __init__(self, stream: TextIO, *, dropped: Callable[[int], object]) -> None:

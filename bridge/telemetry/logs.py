@@ -1,13 +1,12 @@
-"""The logger of the bridge: constant events with named facts, which cannot hold personal data.
+"""The logger of the bridge: constant event names with named facts, without personal data.
 
-The bridge's own modules log a constant event and named facts, as in
-`log.info("paused", reason="outage")`. Of an exception, only the type and the places of the
-traceback are logged, never the text, which may quote a value. `log_setup` decides where lines go
-and reduces the records of libraries.
+The bridge's own modules log a constant event and named facts, as in `log.info("paused",
+reason="outage")`. Of an exception, only the type and the traceback locations are logged, never the
+text, which may quote a value. `log_setup` chooses the output and reduces the records of libraries.
 
 Why not `logging`: a line takes a third of the CPU time that `logging` takes with a JSON formatter
-(`make bench SCENES=log-line`, docs/benchmarks.md). To return to `logging` or structlog, have the
-methods of `Log` call it with the event and the facts. Records of libraries must still pass
+(`make bench SCENES=log-line`, docs/benchmarks.md). To return to `logging` or structlog, let the
+methods of `Log` call it with the event and the facts. Records of libraries must still pass through
 `log_setup`, which keeps personal data out.
 """
 
@@ -22,7 +21,7 @@ from typing import Final, Literal, Protocol
 
 from bridge.telemetry.log_format import Facts, console_line, json_line
 
-# The shortest time between two lines about an event that strangers can cause.
+# Minimum interval between two lines about an event that strangers can cause.
 COUNT_SECONDS: Final = 1.0
 
 Level = Literal["debug", "info", "warning", "error", "critical"]
@@ -72,7 +71,7 @@ class Log:
         self._log(logging.WARNING, event, facts)
 
     def error(self, event: str, /, *, cause: BaseException | None, **facts: object) -> None:
-        """Log a bug, with the type of its exception and the places of the traceback."""
+        """Log a bug, with the type of its exception and the traceback locations."""
         self._log(logging.ERROR, event, facts | describe(cause))
 
     def exception(self, event: str, /, **facts: object) -> None:
@@ -160,7 +159,7 @@ class LineOutput:
 
 
 def describe(cause: BaseException | None) -> Facts:
-    """Return the type of an exception and the places of its traceback, and never its text."""
+    """Return the type of an exception and its traceback locations, but never its text."""
     if cause is None:
         return {}
     places = [

@@ -1,8 +1,8 @@
-"""Declares metrics on an injected registry, and the metrics that both roles have.
+"""Declares metrics on a given registry, and the metrics that both roles have.
 
-Each metric exists at zero for every combination of its label values, which come from closed sets:
-a counter that first appears as 1 fires no alert. `_created` series are left out because they would
-double the number of series.
+Each metric exists at zero for every combination of its label values, which come from closed sets: a
+counter that first appears as 1 would fire no alert. `_created` series are left out because they
+would double the number of series.
 """
 
 import functools
@@ -39,7 +39,7 @@ Registry = CollectorRegistry
 
 
 def new_registry() -> Registry:
-    """Make a registry with the process and interpreter metrics on it."""
+    """Create a registry with the process and interpreter metrics on it."""
     disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = CollectorRegistry()
     for collector in (PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR):
@@ -48,7 +48,7 @@ def new_registry() -> Registry:
 
 
 class MetricSet:
-    """Declares metrics, and makes the child of every label combination at once."""
+    """Declares metrics, and creates the child of every label combination immediately."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry

@@ -32,9 +32,9 @@ _EXPORTER: Final = "opentelemetry.exporter.otlp.proto.http"
 class Span:
     """An operation within a trace. This class is the no-op: it only passes trace headers on.
 
-    `headers` go with every message and request that the operation causes. `trace_id` is None if
-    the span is not recorded; its attributes then need not be computed. A span is exported when it
-    ends, so one that never ends is not exported.
+    `headers` are added to every message and request that the operation causes. `trace_id` is None
+    if the span is not recorded; its attributes then need not be computed. A span is exported when
+    it ends; a span that never ends is not exported.
     """
 
     __slots__ = ("headers", "trace_id")

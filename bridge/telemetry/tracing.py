@@ -43,15 +43,15 @@ log = Log(__name__)
 MAX_WAITING_SPANS: Final = 2048
 MAX_BATCH_SPANS: Final = 512
 BATCH_SECONDS: Final = 1.0
-# For one batch, retries included.
+# Timeout of the export of one batch, retries included.
 EXPORT_SECONDS: Final = 5.0
 # How long the process waits for the last spans to be exported before it ends.
 FLUSH_SECONDS: Final = 3.0
-# Between two log lines about dropped spans.
+# Minimum interval between two log lines about dropped spans.
 WARN_SECONDS: Final = 60.0
 # The path that the OTLP specification appends to a collector's address.
 TRACES_PATH: Final = "/v1/traces"
-# How much of the body of a collector's answer is read; a connection with more to read is closed.
+# Limit of the bytes that are read of an answer's body; a connection with more bytes is closed.
 MAX_ANSWER_BYTES: Final = 65536
 REDIRECTS: Final = range(300, 400)
 
@@ -159,7 +159,7 @@ class _RecordedSpan(Span):
         return _RecordedSpan(span, self._tracer, self.headers[1:])
 
     def end(self, attributes: Attributes, *, error: str | None = None) -> None:
-        """End the span and queue it for export; with an `error` its status says so."""
+        """End the span and queue it for export; an `error` becomes its status and `error.type`."""
         self._span.set_attributes(attributes)
         if error is not None:
             self._span.set_attribute("error.type", error)
@@ -191,7 +191,7 @@ class _SpanLosses:
             self._log()
 
     def add_from_thread(self, count: int) -> None:
-        """Have the event loop count spans whose export failed."""
+        """Count spans whose export failed; called from another thread than the event loop's."""
         with contextlib.suppress(RuntimeError):  # The event loop is closed.
             self._loop.call_soon_threadsafe(self.add, "export_failed", count)
 
@@ -260,10 +260,10 @@ class _Exporter(OTLPSpanExporter):
 
 
 class _BoundedSession(requests.Session):
-    """Reads a bounded part of an answer's body, and treats a redirect as a failure."""
+    """Reads a limited part of an answer's body, and treats a redirect as a failure."""
 
     def request(self, *arguments: Any, **options: Any) -> requests.Response:  # noqa: ANN401
-        """Send a request and leave the body of the answer."""
+        """Send a request, and read at most `MAX_ANSWER_BYTES` of the answer's body."""
         answer = super().request(*arguments, **(options | {"stream": True}))
         with answer:
             answer.raw.read(MAX_ANSWER_BYTES)
@@ -281,7 +281,7 @@ def _read_context(headers: TraceHeaders) -> trace.SpanContext:
 
 
 def _make_unsampled() -> TraceHeaders:
-    """Begin a trace that is not sampled, so that nobody down the line decides anew."""
+    """Begin a trace with the unsampled flag, so that later services do not decide again."""
     ids = random.randbytes(24).hex()  # noqa: S311  no secret
     return ((TRACEPARENT, f"00-{ids[:32]}-{ids[32:]}-{_UNSAMPLED_FLAGS}"),)
 
