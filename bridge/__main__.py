@@ -22,12 +22,12 @@ from bridge.errors import EXIT_FAILED, EXIT_USAGE, BridgeError, ConfigError, Inv
 
 
 def main() -> None:
-    """Run a command; an expected fault is one line on standard error, never a traceback."""
-    # Without a handler Python prints the warnings of libraries, with their arguments.
+    """Run a command; write an expected fault to standard error, without a traceback."""
+    # Without a handler, Python would print the warnings of libraries, including their arguments.
     logging.getLogger().addHandler(logging.NullHandler())
     # Pydantic would load plugins of other installed packages, which would see every message.
     os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
-    # Typer calls this only with its own completion options.
+    # Typer calls this only for its own completion options.
     completion_init()
     try:
         app()
@@ -49,7 +49,7 @@ def _fail(error: BridgeError, code: int) -> None:
 
 
 def _give_up_what_cannot_be_written() -> None:
-    """Leave nothing to be written when Python exits, where a fault would be exit code 120."""
+    """Flush standard output, or discard it on an error: at exit, Python would end with code 120."""
     if sys.stdout is not None:  # It is None if it was closed before the start.
         try:
             sys.stdout.flush()
@@ -62,7 +62,7 @@ def _in_plain_words() -> Iterator[None]:
     try:
         yield
     except typer.BadParameter as error:
-        # The prefix is that of the library with which typer checks choices.
+        # Remove the prefix of the library with which typer checks choices.
         error.message = error.message.removeprefix("Value error, ")
         raise
 
@@ -93,7 +93,7 @@ app = typer.Typer(
     cls=_Commands,
     help="The bridge between RabbitMQ and an SMS service.",
     no_args_is_help=True,
-    # The options below take the shell by name; typer's own guess it.
+    # The options below take the name of the shell; typer's own would guess it.
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -101,7 +101,7 @@ app = typer.Typer(
 
 
 class Shell(StrEnum):
-    """The shells for which there is a completion."""
+    """Shells that support command completion."""
 
     BASH = "bash"
     ZSH = "zsh"

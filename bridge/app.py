@@ -22,7 +22,7 @@ from bridge.wiring import ADMIN_LISTENER, WEBHOOK_LISTENER, Wiring
 
 log = Log(__name__)
 
-# How long connections and the admin port may take to close after the drain.
+# Timeout for closing connections and the admin port after the drain.
 CLOSE_SECONDS: Final = 4.0
 
 
@@ -37,7 +37,7 @@ def run(settings: Settings, roles: Collection[Role]) -> int:
 
 async def _run(settings: Settings, roles: Collection[Role]) -> int:
     bridge = Bridge(settings, roles)
-    # Modules, settings and roles live until the process ends.
+    # Only now, because modules, settings and roles live until the process ends.
     memory.enable_gc()
     stop = asyncio.Event()
     _own_signals(stop)
@@ -64,7 +64,7 @@ def _own_signals(stop: asyncio.Event) -> None:
 
 
 class Bridge:
-    """One process, made of the objects in `wiring`."""
+    """One process of the bridge: runs and ends the objects in `wiring`."""
 
     def __init__(self, settings: Settings, roles: Collection[Role]) -> None:
         check_start(settings, roles)
@@ -136,7 +136,7 @@ class Bridge:
         return bool(done) and not listener.has_cut_off
 
     async def _close(self, *others: asyncio.Task[Any]) -> None:
-        """Cancel the remaining tasks; the admin port, which answers probes, ends by itself."""
+        """Cancel the remaining tasks; the admin port, which answers probes, stops by itself."""
         self.wiring.admin_listener.stop()
         tasks = [task for name, task in self._tasks.items() if name != ADMIN_LISTENER]
         for task in (*tasks, *others):

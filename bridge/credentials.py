@@ -1,4 +1,4 @@
-"""Secrets and certificates in files: secret files are read again when they change."""
+"""Loads secrets and certificates; secret files are read again every five seconds."""
 
 import asyncio
 import re
@@ -19,7 +19,7 @@ log = Log(__name__)
 
 MAX_SECRET_BYTES: Final = 64 * 1024
 REREAD_SECONDS: Final = 5.0
-# If files still change after this many rounds, the next reread gets the rest.
+# If files still change after this many rounds, the next reread covers the rest.
 MAX_ROUNDS: Final = 3
 _REMEDY: Final = "put the secret alone into it"
 
@@ -45,14 +45,14 @@ def read_secret(key: str, path: Path) -> str:
 
 
 def unreadable(key: str, path: Path | None, error: OSError) -> ConfigError:
-    """Make the error for a configured file that cannot be read."""
+    """Build the error for a configured file that cannot be read."""
     return ConfigError(
         f"{key}: {path} cannot be read: {error.strerror}; correct the path or its permissions"
     )
 
 
 def load_authorities(key: str, path: Path | None) -> ssl.SSLContext:
-    """Make a TLS context that trusts the authorities in a file, or those of the system.
+    """Create a TLS context that trusts the authorities in a file, or those of the system.
 
     Raises ConfigError with `key` and the remedy if the file cannot be used.
     """
@@ -120,7 +120,7 @@ class Secrets:
         self._watched: list[_WatchedSecret] = []
 
     def watch(self, label: str, credential: Credential, on_change: Callable[[], None]) -> None:
-        """Reread this secret, too, and call `on_change` after each change."""
+        """Add a secret to those that are read again; call `on_change` after each change."""
         self._watched.append(_WatchedSecret(label, credential, on_change))
 
     async def follow(self) -> NoReturn:

@@ -9,7 +9,7 @@ import asyncio
 from types import TracebackType
 from typing import Final, Self
 
-# Gives a cancelled block time to clean up.
+# Gives a cancelled block time to clean up before it is cancelled again.
 CANCEL_AGAIN_SECONDS: Final = 1.0
 
 

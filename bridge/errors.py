@@ -7,11 +7,11 @@ BridgeError
     BrokerError              no usable connection or topology -> reconnect, with back-off
       ConnectError           no connection; `fault` names the kind
       CopyRefusedError       the broker refuses the copy of one message -> it stays unacked
-    PublishError             the broker did not confirm       -> hold the delivery; 503 to a webhook
-    AttemptError             the SMS API gave no answer       -> a fate, as for each status
+    PublishError             the broker did not confirm       -> delivery stays unacked; 503
+    AttemptError             the SMS API gave no answer       -> a fate (`fates`), as for a status
 
 An answer of the SMS API is data and not an error: see `fates`.
-Any other exception is a bug: caught once at the edge of a task, dead letter `internal_error`.
+Any other exception is a bug, caught once at the edge of a task: dead letter `internal_error`.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from typing import Final, Literal, NamedTuple
 # Supervisors and scripts rely on these exit codes.
 EXIT_CLEAN: Final = 0
 EXIT_FAILED: Final = 1
-# typer, too, ends with this code for a wrong option.
+# typer also exits with this code for an invalid option.
 EXIT_USAGE: Final = 2
 # EX_TEMPFAIL of sysexits.h: the next start continues with the remaining messages.
 EXIT_DRAIN_TIMED_OUT: Final = 75
@@ -91,7 +91,7 @@ class CopyRefusedError(BrokerError):
 class Refusal(NamedTuple):
     """The broker closed a channel or connection because of a message published there.
 
-    `why` holds the broker's words. `is_certain` means that the refusal concerns this message only.
+    `why` is the broker's text. `is_certain` means that the refusal concerns this message only.
     """
 
     why: str
@@ -99,7 +99,7 @@ class Refusal(NamedTuple):
 
 
 class PublishError(BridgeError):
-    """The broker did not confirm a message; it may have stored it or not.
+    """The broker did not confirm a message; it may or may not have stored it.
 
     `refusal` is set if the broker refused this message, which was then the only unconfirmed one.
     """
@@ -125,7 +125,7 @@ class ExchangeRefusedError(PublishError):
 
 
 class AttemptError(BridgeError):
-    """The SMS API gave no answer; `fault` tells whether the request may have arrived."""
+    """The SMS API gave no answer; `fault` shows whether the request may have arrived."""
 
     def __init__(self, fault: AttemptFault) -> None:
         super().__init__(fault)

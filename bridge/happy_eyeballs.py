@@ -1,7 +1,7 @@
-"""Connects to a host with several addresses, some of which may not answer (RFC 8305).
+"""Connects to a host that may have several addresses (Happy Eyeballs, RFC 8305).
 
-The event loop itself tries one address after the other, so an address that never answers would
-use up the whole connect timeout. The only module that uses aiohappyeyeballs.
+The event loop itself tries one address after the other, so an address that never answers would use
+up the whole connect timeout. This is the only module that uses aiohappyeyeballs.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ async def create_connection(
             interleave=FIRST_FAMILY_COUNT,
         )
     except RuntimeError as error:
-        # uvloop raises it for a file descriptor that it still uses.
+        # uvloop raises this for a file descriptor that it still uses.
         raise OSError("no socket to connect with") from error
     return await loop.create_connection(
         protocol_factory,

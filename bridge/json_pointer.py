@@ -1,4 +1,4 @@
-"""Reads ids, texts and codes from JSON of third parties, by JSON pointers (RFC 6901)."""
+"""Reads ids, texts and codes from third-party JSON, by JSON pointers (RFC 6901)."""
 
 import functools
 import itertools
@@ -25,7 +25,7 @@ def read_document(body: bytes) -> Any:  # noqa: ANN401  JSON
         return from_json(body, cache_strings="keys")
     except ValueError:
         pass
-    # The fast parser refuses half of a surrogate pair, long numbers and deep nesting.
+    # The fast parser rejects half of a surrogate pair, long numbers and deep nesting.
     try:
         text = body.decode()
         try:
@@ -36,7 +36,7 @@ def read_document(body: bytes) -> Any:  # noqa: ANN401  JSON
         return NOT_JSON
 
 
-# How many words of a plain text are read.
+# Number of words that are read from plain text.
 MAX_WORDS: Final = 100
 _WORD: Final = re.compile(r'[^\s:;,|=&"]+')
 
@@ -84,7 +84,7 @@ _END_OF_IDS: Final = 10**MAX_ID_DIGITS
 
 
 def find_id(document: Any, pointers: Sequence[str]) -> str | None:  # noqa: ANN401  JSON
-    """Return the first id that a pointer leads to.
+    """Return the first valid id at any of these pointers.
 
     An id is an integer of at most `MAX_ID_DIGITS` digits or 1 to 255 visible ASCII characters;
     other values are skipped.
@@ -99,7 +99,7 @@ def find_id(document: Any, pointers: Sequence[str]) -> str | None:  # noqa: ANN4
 
 
 def find_text(document: Any, pointers: Sequence[str]) -> str | None:  # noqa: ANN401  JSON
-    """Return the first text that a pointer leads to, with any characters and of any length."""
+    """Return the first text at any of these pointers, with any characters and of any length."""
     for pointer in pointers:
         for value in find_all(document, pointer):
             if isinstance(value, str):
@@ -111,7 +111,7 @@ def find_text(document: Any, pointers: Sequence[str]) -> str | None:  # noqa: AN
 # however its digits are grouped.
 _LIKE_A_PHONE_NUMBER: Final = re.compile(r"\+[0-9]|(?:[0-9][^0-9A-Za-z]*){7}")
 CODE: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-# A code within a sentence, where any word would match `CODE`.
+# A code within a sentence. It must contain a digit, because every word matches `CODE`.
 CODE_IN_TEXT: Final = re.compile(r"(?=[A-Za-z_.-]*[0-9])[A-Za-z0-9_.-]{1,64}")
 _NONE: Final[Mapping[str, Collection[str]]] = {}
 
@@ -124,10 +124,10 @@ def find_code(
     but: Mapping[str, Collection[str]] = _NONE,
     like: re.Pattern[str] = CODE,
 ) -> str | None:
-    """Return the first error code that a pointer leads to: a `known` one, or one in code form.
+    """Return the first error code at any of these pointers: a known one, or text in code form.
 
     Code form is `like`, by default 1 to 64 letters, digits, `_`, `.` and `-`, and not like a phone
-    number; other values are skipped. `but` lists, by pointer, values that mean no error there.
+    number; other values are skipped. `but` lists, by pointer, values that mean "no error" there.
     """
     for pointer in pointers:
         no_errors = but.get(pointer, ())
@@ -157,7 +157,7 @@ def as_text(value: object) -> str | None:
 
 
 _WHOLE: Final = re.compile(r"(-?[0-9]{1,40})\.0+")
-# From here on, floating point numbers skip integers.
+# From here on, floats cannot represent every integer.
 _END_OF_WHOLES: Final = 2.0**53
 
 
@@ -179,10 +179,10 @@ FRAGMENT: Final = "#"
 
 
 def find_all(document: Any, pointer: str) -> Sequence[Any]:  # noqa: ANN401  JSON
-    """Return the values that a pointer (RFC 6901) leads to.
+    """Return the values at a pointer (RFC 6901).
 
-    Two extensions of the RFC: one `*` stands for each member of a list, and a `#` at the end takes
-    the fragment of a URL. A missing value is None, like null.
+    Two extensions of the RFC: one `*` stands for each member of a list, and a `#` at the end
+    selects the fragment of a URL. A missing value is None, like null.
     """
     steps, behind, takes_fragment = _parse(pointer)
     found: Sequence[Any] = (_follow(document, steps),)

@@ -1,8 +1,8 @@
-"""The memory of the process: when garbage is collected, and the limit of the container.
+"""Runs garbage collection at quiet moments, and reads the memory limit of the container.
 
-Python by itself collects garbage once many more objects were made than freed. In a worker, that is
-when most messages are in flight, and then a collection takes longest: tens of milliseconds, during
-which no message moves. So the process collects at quiet moments instead.
+By itself, Python starts a collection when many more objects were created than freed. In a worker,
+that is when most messages are in flight and a collection takes longest: tens of milliseconds in
+which no message is processed. Therefore the process collects when few messages are in flight.
 """
 
 import asyncio
@@ -15,28 +15,30 @@ from typing import Final, NoReturn
 
 # Python collects by itself if this many objects accumulate between two collections.
 MAX_NEW_OBJECTS: Final = 100_000
-# Between two collections. Garbage of two seconds, mostly from closed channels, takes a few
+# Interval of collections. The garbage of two seconds, mostly from closed channels, takes a few
 # milliseconds to free, and is far less than `QUIET_OBJECTS`.
 COLLECT_SECONDS: Final = 2.0
-# New objects since the last collection: a few dozen messages in flight.
+# The process is quiet up to this many new objects since the last collection: a few dozen messages
+# in flight.
 QUIET_OBJECTS: Final = 3_000
-# Between two checks whether the process is quiet, and after how many it collects anyway.
+# Interval of the checks whether the process is quiet, and the number of checks after which it
+# collects anyway.
 CHECK_SECONDS: Final = 0.1
 MAX_CHECKS: Final = 100
 
 _MEMBERSHIPS: Final = Path("/proc/self/cgroup")
 _HIERARCHIES: Final = Path("/sys/fs/cgroup")
-# Cgroups of version 1 say "no limit" with the largest number of bytes that they can count.
+# Cgroups of version 1 represent "no limit" by the largest number that they can store.
 _NO_LIMIT_BYTES: Final = 2.0**62
 
 
 def disable_gc_until_started() -> None:
-    """Collect nothing while the process starts: the objects made then live until it ends."""
+    """Turn collection off while the process starts: objects created then live until it ends."""
     gc.disable()
 
 
 def enable_gc() -> None:
-    """Collect from now on, but never traverse the objects that exist already."""
+    """Turn collection on, but never traverse the objects that exist already."""
     gc.freeze()
     gc.set_threshold(MAX_NEW_OBJECTS)
     gc.enable()
@@ -79,7 +81,7 @@ def _limits(membership: str, hierarchies: Path) -> Iterator[float]:
         return
     cgroup = root / path.lstrip("/")
     while True:
-        # The root of a host has no such file, and the cgroups of others cannot be read.
+        # The root cgroup of a host has no such file, and parent cgroups may not be readable.
         with contextlib.suppress(OSError):
             yield float((cgroup / name).read_text(encoding="ascii").replace("max", "inf"))
         if cgroup == root:

@@ -1,4 +1,4 @@
-"""Outcome events: the outcome of a message, in the form that both roles publish."""
+"""Outcome events: JSON messages that both roles publish about the outcome of a message."""
 
 import json
 import uuid
@@ -54,7 +54,7 @@ class OutcomeEvent(NamedTuple):
 
 
 def outcome_properties(trace: TraceHeaders, correlation_id: str | None = None) -> Properties:
-    """Make the AMQP properties of an outcome event, with a new message id."""
+    """Build the AMQP properties of an outcome event, with a new message id."""
     return Properties(
         content_type="application/json",
         delivery_mode=_PERSISTENT,

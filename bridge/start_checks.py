@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def check_start(settings: Settings, roles: Collection[Role]) -> None:
-    """Check everything that these roles need to start, except that their ports are free.
+    """Check everything that these roles need to start, except whether their ports are free.
 
     Raises ConfigError with one line for each fault.
     """
@@ -36,9 +36,9 @@ def check_start(settings: Settings, roles: Collection[Role]) -> None:
 
 
 def check_roles(settings: Settings, roles: Collection[Role]) -> dict[Role, str | None]:
-    """Return for each role why it is not configured at all, or None if it could start.
+    """Return for each role the error text if it is unconfigured, or None if it can start.
 
-    Raises ConfigError if a role is configured in part and could not start.
+    Raises ConfigError if a role is partly configured and cannot start.
     """
     api, webhook = settings.sms_api, settings.webhook
     parts: dict[Role, tuple[object, ...]] = {
@@ -55,7 +55,7 @@ def check_roles(settings: Settings, roles: Collection[Role]) -> dict[Role, str |
 
 
 def _why_missing(role: Role) -> str:
-    """Return which setting of an unconfigured role is missing."""
+    """Return the error text for the missing setting of an unconfigured role."""
     if role == "worker":
         return "sms_api.base_url: is missing; the worker needs it"
     from bridge.webhook.endpoint import lacks_secrets
@@ -64,10 +64,10 @@ def _why_missing(role: Role) -> str:
 
 
 def broker_login(settings: Settings) -> list[Credential]:
-    """Read the files of the broker's login.
+    """Read the files with the broker's user and password, and return them for watching.
 
-    Each connection reads them again by itself. They are watched as well, so that an unreadable
-    file is reported before a connection needs it.
+    Each connection reads them again by itself. They are watched so that an unreadable file is
+    reported before a connection needs it.
     """
     files = {
         "rabbitmq.username_file": settings.rabbitmq.username_file,

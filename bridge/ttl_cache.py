@@ -1,8 +1,9 @@
-"""A TTL cache for 100,000 keys and more: the newest value of each key, for a limited time.
+"""A TTL cache for 100,000 keys and more, with the newest value of each key.
 
-It is a segmented cache: a few dictionaries, each filled after the other and dropped as a whole. A
-single dictionary that loses its oldest key for every new one is rebuilt again and again; at
-100,000 keys that blocks the event loop for several milliseconds and needs twice the memory.
+The cache consists of a few dictionaries (segments), which are filled one after another and dropped
+as a whole. A single dictionary that loses its oldest key for each new one would be rebuilt
+repeatedly; at 100,000 keys that blocks the event loop for several milliseconds and needs twice the
+memory.
 
 Keys and values are bytes, which the garbage collector does not traverse.
 """
@@ -24,8 +25,8 @@ _TIME: Final = struct.Struct(">d")
 class TtlCache:
     """Keeps each value for `seconds`; of more than `min_size` values the oldest may be dropped.
 
-    Holds at most one and a half times `min_size` values. An expired value is freed a quarter of
-    its time later, when another value is added. Times are those of `clock`.
+    Holds at most 1.5 times `min_size` values. An expired value is freed up to a quarter of
+    `seconds` later, or when the next value is added after that. Times are those of `clock`.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float], *, min_size: int) -> None:
@@ -39,7 +40,7 @@ class TtlCache:
         self._closed_at: list[float] = []
 
     def add(self, key: bytes, value: bytes, *, age_seconds: float = 0.0) -> None:
-        """Store a value that is `age_seconds` old already, and replace the key's last one."""
+        """Store a value that is already `age_seconds` old, and replace the key's earlier value."""
         now = self._clock()
         is_full = len(self._segments[0]) * FULL_SEGMENTS >= self._min_size
         if is_full or now - self._begun_at >= self._seconds / FULL_SEGMENTS:
@@ -59,11 +60,11 @@ class TtlCache:
         return None
 
     def is_any_younger_than(self, seconds: float) -> bool:
-        """Whether the value that was added last is younger than this."""
+        """Whether the value that was added last is younger than this many seconds."""
         return any(self._clock() - at < seconds for at, _ in self.latest(1))
 
     def latest(self, count: int) -> list[tuple[float, bytes]]:
-        """Return the time and key of the values that were added last, the last one first."""
+        """Return time and key of the last `count` values added, the newest first."""
         added: list[tuple[bytes, bytes]] = []
         for segment in self._segments:
             added += itertools.islice(reversed(segment.items()), count - len(added))

@@ -1,6 +1,6 @@
-"""Makes the objects of one process: its roles, its connections, its ports, what they share.
+"""Builds the objects of one process: roles, broker connections, ports, and shared objects.
 
-`app` runs them and ends them.
+`app` runs and ends them.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 log = Log(__name__)
 
-# Open files besides connections of the ports and to the API: the broker, secrets, the log, DNS.
+# Open files apart from HTTP connections: the broker, secrets, the log, DNS.
 OWN_DESCRIPTORS: Final = 64
 
 ADMIN_LISTENER: Final = "admin listener"
@@ -57,11 +57,11 @@ WEBHOOK_LISTENER: Final = "webhook listener"
 
 
 class Wiring:
-    """The objects of one process; `parts` are the coroutines that have to run, by name.
+    """The objects of one process; `parts` maps names to the coroutines that have to run.
 
-    Its ports are bound here, and closed when their listeners end. From here on the process logs as
-    configured. Raises ConfigError when a role lacks what it needs, BridgeError when a port cannot
-    be taken.
+    Binds the ports, which close when their listeners end, and configures logging. Raises
+    ConfigError if a setting or file that a role needs is missing or invalid, BridgeError if a port
+    cannot be bound.
     """
 
     def __init__(self, settings: Settings, roles: Collection[Role]) -> None:
@@ -94,7 +94,7 @@ class Wiring:
     def _make_worker(self) -> Worker:
         settings = self._settings
         metrics = _worker_metrics(settings, self.registry)
-        # Set when more or fewer messages should be taken than before.
+        # Set when the wanted prefetch may have changed.
         changed = asyncio.Event()
         spans = self._make_worker_spans()
         publisher = self._make_publisher(optional_exchange=settings.worker.outcome_exchange)
@@ -141,7 +141,7 @@ class Wiring:
         return JointPause(
             peers,
             setup=lambda: setup_of(settings.sms_api, [secret.current for secret in secrets]),
-            # With order only the active worker can probe.
+            # In ordered mode, only the active worker can probe the service.
             turn_seconds=(
                 math.inf
                 if settings.worker.ordering == "recipient"
@@ -158,7 +158,7 @@ class Wiring:
     # The webhook receiver
 
     def _make_webhook(self) -> Listener:
-        # Here, so that a worker starts without its modules.
+        # Imported here, so that a worker does not load these modules.
         from bridge.webhook.metrics import WebhookMetrics, watched
         from bridge.webhook.receiver import webhook_limits
 
@@ -216,11 +216,11 @@ class Wiring:
         )
 
     def _count_reserved(self) -> int:
-        """Count the descriptors that everything but the public port may need."""
+        """Return the number of file descriptors needed apart from the public port."""
         posts = 0 if self.worker is None else self._settings.worker.most_in_flight
         return OWN_DESCRIPTORS + ADMIN_LIMITS.max_connections + posts
 
-    # What both have
+    # Both roles
 
     def _make_tracer(self, roles: Collection[Role]) -> Tracer | None:
         settings = self._settings.tracing
@@ -285,7 +285,7 @@ class Wiring:
 
 
 async def _serve_webhooks(listener: Listener, receiver: "Receiver") -> None:
-    """Run the public port; at its end log what was only counted so far."""
+    """Run the public port; at its end, log the events that were only counted so far."""
     try:
         await listener.run()
     finally:
@@ -297,7 +297,7 @@ def _shown(note: Note | None) -> dict[str, str | None] | None:
 
 
 def _warn_of_short_drain(settings: Settings) -> None:
-    """Warn when a drain may cut a POST off: nobody would know then whether it was sent."""
+    """Warn if a drain may abort a POST, because it would be unknown whether it was sent."""
     if settings.sms_api.timeout_seconds >= settings.worker.shutdown_timeout_seconds:
         longer = "make worker.shutdown_timeout_seconds longer than sms_api.timeout_seconds"
         log.warning("drain_may_cut_off", remedy=longer)
