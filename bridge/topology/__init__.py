@@ -1,1 +1,1 @@
-"""Queues, exchanges and bindings: what is needed, what is there, what to do about it."""
+"""Declares the bridge's queues, exchanges and bindings, and compares them with the broker's."""

@@ -1,8 +1,8 @@
-"""How the broker's queues and exchanges differ from what is needed, as far as AMQP shows it.
+"""Compares queues and exchanges on the broker with the needed ones, as far as AMQP allows.
 
-A passive declare compares nothing, and a refused declare names only one argument that differs, with
-the broker's value. So that value goes into the next declare, and so on, until the broker accepts
-one: then every difference is known.
+A passive declare compares no arguments, and a refused declare names only one argument that differs,
+with the broker's value. The next declare uses that value, and so on, until the broker accepts one:
+then all differences are known.
 """
 
 import re
@@ -31,7 +31,7 @@ from bridge.topology.differences import (
 )
 from bridge.topology.queue_facts import ExchangeFacts, QueueFacts
 
-# How many declares one queue or exchange may take: more than RabbitMQ has arguments to compare.
+# Limit of declares for one queue or exchange: more than RabbitMQ has arguments to compare.
 MAX_DECLARES: Final = 40
 _INEQUIVALENT: Final = re.compile(
     r"inequivalent arg '(?P<key>[^']+)' for .*"
@@ -43,9 +43,9 @@ _NUMBERS: Final = re.compile(r"(un)?signed(byte|short|int)|byte|short|long|times
 
 
 async def compare(connection: Connection, topology: Topology) -> AsyncGenerator[Difference, None]:
-    """Yield each difference of the queues and exchanges; bindings cannot be seen over AMQP.
+    """Yield each difference of the queues and exchanges; AMQP does not show bindings.
 
-    Nothing is created: only what a passive declare has just found is declared. Raises TimeoutError.
+    Creates nothing: declares only what a passive declare has just found. Raises TimeoutError.
     """
     for entity in topology.declarable:
         for difference in await compare_one(connection, entity):
@@ -53,8 +53,8 @@ async def compare(connection: Connection, topology: Topology) -> AsyncGenerator[
 
 
 async def compare_one(connection: Connection, entity: Queue | Exchange) -> list[Difference]:
-    """Return what differs of one queue or exchange, as `compare` does."""
-    # What the broker is assumed to have; its refusals correct it.
+    """Return the differences of one queue or exchange, as `compare` does."""
+    # The arguments that the broker is assumed to have; its refusals correct them.
     found: dict[str, Any] = {"durable": True, "auto_delete": False}
     if isinstance(entity, Queue):
         found |= entity.arguments
@@ -82,7 +82,7 @@ async def compare_one(connection: Connection, entity: Queue | Exchange) -> list[
 
 
 def refusal(entity: Entity, error: ChannelClosed) -> Difference:
-    """Turn the broker's refusal into what is wrong and what to do."""
+    """Turn the broker's refusal of a declare into a difference with a remedy."""
     match error:
         case ChannelNotFoundEntity():
             fix = f"create it, or set rabbitmq.topology to declare{_or_without(entity)}"
@@ -109,7 +109,7 @@ def _or_without(entity: Entity) -> str:
 
 
 def broker_text(error: ChannelClosed) -> str:
-    """Return the broker's own words, which name entities and arguments, never a message."""
+    """Return the broker's text, which names entities and arguments, never a message."""
     return str(error.args[-1]) if error.args else type(error).__name__
 
 
@@ -134,11 +134,11 @@ async def _declare_existing(
 
 
 class _HiddenError(Exception):
-    """The user may not know whether it exists."""
+    """The broker does not show this user whether the entity exists."""
 
 
 async def _find(channel: Channel, name: str, kind: type[Queue | Exchange]) -> None:
-    """Declare it passively, for which RabbitMQ 4.2.6 and later want a permission of some kind."""
+    """Declare passively; since RabbitMQ 4.2.6 this requires some permission on the entity."""
     try:
         if kind is Queue:
             await channel.queue_declare(name, passive=True)
@@ -149,10 +149,10 @@ async def _find(channel: Channel, name: str, kind: type[Queue | Exchange]) -> No
 
 
 def _take_over(text: str, found: dict[str, Any]) -> bool:
-    """Take the value that the broker names over into `found`; return False when that is not new."""
+    """Store the value that the broker names in `found`; return False if there is no new one."""
     named = _INEQUIVALENT.search(text)
     if named is None:
-        # The broker's text is cut off after 255 bytes, for example.
+        # For example, the broker's text is truncated to 255 bytes.
         return False
     key, value = named["key"], _read(named["value"], named["type"], found.get(named["key"]))
     if found.get(key) == value:
@@ -165,7 +165,7 @@ def _take_over(text: str, found: dict[str, Any]) -> bool:
 
 
 def _read(text: str | None, amqp_type: str | None, supposed: object) -> Any:  # noqa: ANN401
-    """Read a value as RabbitMQ writes it; it names the type only of an argument we did not send."""
+    """Parse a value of the broker's text; it has a type only for arguments that were not sent."""
     if text is None:
         return None
     if isinstance(supposed, bool) or amqp_type == "bool":

@@ -1,8 +1,8 @@
 """The queues, exchanges and bindings that the bridge needs, as data, and their names.
 
-A retry queue is a quorum queue whose messages expire and go back to the main queue with
-`at-least-once` dead-lettering, which needs `reject-publish`. Every other combination loses all
-waiting messages when the broker restarts after their time is up (RabbitMQ docs, "Dead Letter
+A retry queue is a quorum queue whose messages expire and return to the main queue with
+`at-least-once` dead-lettering, which requires `reject-publish`. Any other combination loses all
+waiting messages if the broker restarts after they have expired (RabbitMQ docs, "Dead Letter
 Exchanges", section "Safety").
 """
 
@@ -15,19 +15,19 @@ from bridge.config.fields import format_duration
 
 QUORUM: Final[dict[str, Any]] = {"x-queue-type": "quorum"}
 
-# Who else may have declared a queue, with other arguments: nobody (our own queues), the publishers
-# of what we consume, or the subscribers.
+# Other programs that may have declared a queue with other arguments: none (`own`), publishers
+# (`consumed`), or subscribers (`subscribed`).
 Use = Literal["own", "consumed", "subscribed"]
 
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """A durable quorum queue; with other arguments one of our own would lose messages."""
+    """A durable quorum queue; with other arguments, one of the bridge's own would lose messages."""
 
     name: str
     arguments: dict[str, Any] = field(default_factory=lambda: dict(QUORUM))
     use: Use = "own"
-    # The setting whose null does without the queue.
+    # The setting that, if null, makes the bridge work without the queue.
     switch: str | None = None
 
 
@@ -40,7 +40,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """Which messages of an exchange go to a queue."""
+    """A binding, by which messages of an exchange are routed to a queue."""
 
     exchange: str
     queue: str
@@ -52,7 +52,7 @@ Entity = Queue | Exchange | Binding
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """All that a role needs on the broker."""
+    """The queues, exchanges and bindings that a role needs."""
 
     queues: tuple[Queue, ...] = ()
     exchanges: tuple[Exchange, ...] = ()
@@ -70,13 +70,13 @@ def retry_queue(queue: str, delay_seconds: float) -> str:
 
 
 def request_queues(settings: WorkerSettings) -> tuple[str, ...]:
-    """Name the queues that the worker consumes: the main queue, and the urgent one if there is."""
+    """Name the queues that the worker consumes: the main queue and the urgent one, if any."""
     urgent = settings.urgent_queue
     return (settings.queue,) if urgent is None else (settings.queue, urgent)
 
 
 def retry_queues(settings: WorkerSettings) -> dict[str, str]:
-    """Map each retry queue to the queue to which its messages go back."""
+    """Map each retry queue to the queue to which its messages return."""
     return {
         retry_queue(queue, delay): queue
         for queue in request_queues(settings)
@@ -90,9 +90,9 @@ def dead_queue(queue: str) -> str:
 
 
 def workers_exchange(queue: str) -> str:
-    """Name the exchange over which a queue's workers talk: `sms.outbound.workers`.
+    """Name the exchange for control messages between a queue's workers: `sms.outbound.workers`.
 
-    It is no part of the topology: it ends with the last worker, and none needs it.
+    It is not part of the topology: it ends with the last worker, and workers can run without it.
     """
     return f"{queue}.workers"
 
@@ -100,13 +100,13 @@ def workers_exchange(queue: str) -> str:
 def active_queue(queue: str) -> str:
     """Name the exclusive queue that makes a worker the active one: `sms.outbound.active`.
 
-    It is no part of the topology: it ends with the connection of the worker that has it.
+    It is not part of the topology: it ends with the connection of the active worker.
     """
     return f"{queue}.active"
 
 
 def worker_topology(settings: WorkerSettings) -> Topology:
-    """List what the worker needs: its queues, the retry ladder, the dead letters."""
+    """Return the topology of the worker: request queues, retry queues, dead letters."""
     ladder = (
         Queue(
             retry_queue(queue, delay),
@@ -142,9 +142,9 @@ def _switch(settings: WorkerSettings, queue: str) -> str | None:
 
 
 def webhook_topology(settings: WebhookSettings, *, receipt_exchange: str | None = None) -> Topology:
-    """List what the webhook receiver needs: the exchange, and a queue so that nothing is lost.
+    """Return the topology of the webhook receiver: the exchange, and a queue that stores events.
 
-    `receipt_exchange` is where it tells what delivery receipts say, if anybody asked.
+    `receipt_exchange` is the exchange for the outcomes in delivery receipts, if it is configured.
     """
     names = (settings.exchange, receipt_exchange)
     exchanges = tuple(Exchange(name) for name in names if name is not None)
@@ -158,7 +158,7 @@ def webhook_topology(settings: WebhookSettings, *, receipt_exchange: str | None 
 
 
 def bridge_topology(settings: Settings, roles: Iterable[Role]) -> Topology:
-    """List what these roles need together."""
+    """Return the topology of these roles together."""
     parts = {
         "worker": lambda: worker_topology(settings.worker),
         "webhook": lambda: webhook_topology(

@@ -1,6 +1,7 @@
-"""How the broker differs from what is needed, what that can cost, and who can work with it.
+"""Differences between needed and existing queues and exchanges, their effects and remedies.
 
-Pure. What is there is read by `comparison` over AMQP, and by the operators' `management` over HTTP.
+Pure functions. `comparison` reads the existing entities over AMQP, `bridge.admin.management` over
+HTTP.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +18,7 @@ DifferenceKind = Literal[
 ]
 
 RECREATE: Final = "delete and re-create it with the arguments named, once it is empty"
-# The advice for a queue or an exchange that others declared, and may rely on.
+# The remedy for a queue or an exchange that other programs declared, and may rely on.
 USED_AS_IT_IS: Final = (
     "with rabbitmq.topology: declare it is used as it is; if that costs too much, agree with "
     "whoever declares it, and delete it once it is empty"
@@ -37,11 +38,11 @@ _NO_STREAM: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing on the broker that is not as needed, and what to do about it.
+    """An entity on the broker that is not as needed, and the remedy.
 
-    `locked` is a queue that another connection uses exclusively, `refused` a missing permission.
-    Of what is `hidden` the broker does not say whether it exists. What is `unfit` exists, and
-    cannot do what it is for.
+    `locked`: another connection uses the queue exclusively. `refused`: a permission is missing.
+    `hidden`: the broker does not show whether the entity exists. `unfit`: it exists, but cannot
+    serve its purpose.
     """
 
     entity: Entity
@@ -56,11 +57,11 @@ class Difference:
 
 
 def is_unusable(difference: Difference, mode: TopologyMode) -> bool:
-    """Whether a role cannot work with it.
+    """Whether a difference prevents a role from working.
 
     Publishers may have declared the queue that the worker consumes, and subscribers the entities
-    that events go to: in `declare` mode both are used as they are. One of the bridge's own queues
-    with other arguments would lose messages.
+    that events are published to: in `declare` mode both are used as they are. One of the bridge's
+    own queues would lose messages with other arguments.
     """
     match difference.kind:
         case "not_compared" | "hidden":
@@ -78,9 +79,9 @@ def _use(entity: Entity) -> Use:
 
 
 def compare_queue(needed: Queue, facts: QueueFacts) -> Iterator[Difference]:
-    """Find each argument of a queue that is not as needed; policies are no arguments.
+    """Yield each argument of a queue that is not as needed; policies are not compared.
 
-    For a queue that others may have declared, each difference says what it can cost.
+    For a queue that other programs may have declared, each difference states its possible effect.
     """
     found = {
         "durable": facts.durable,
@@ -106,7 +107,7 @@ def compare_queue(needed: Queue, facts: QueueFacts) -> Iterator[Difference]:
 
 
 def compare_exchange(needed: Exchange, facts: ExchangeFacts) -> Iterator[Difference]:
-    """Find each argument of an exchange that is not as needed, with what it can cost."""
+    """Yield each argument of an exchange that is not as needed, with its possible effect."""
     found = {
         "type": facts.type,
         "durable": facts.durable,

@@ -1,8 +1,9 @@
-"""The mark on the broker by which people stop every worker of a queue: the queue `<queue>.paused`.
+"""The queue `<queue>.paused`: while it exists, all workers of the queue are paused.
 
-While it exists, nothing is sent. That it exists is all that counts: it is in the broker's own
-metadata, on every node, so that no look at it, no expiry and no limit of deliveries can end a
-pause. A message in it, the note, says since when and what for; without it the pause is the same.
+Operators create it with `sms-bridge pause`. Only its existence counts. The broker keeps that in its
+metadata, on every node, so that no reader, no expiry and no delivery limit can end a pause. A
+message in the queue, the note, has the start and the reason of the pause; the pause does not depend
+on it.
 """
 
 import json
@@ -31,59 +32,60 @@ from bridge.deadline import Deadline
 from bridge.errors import BrokerError
 from bridge.telemetry.log_format import utc_text
 
-# Each reader takes the note and gives it back, which RabbitMQ counts. -1 stands for no limit from
-# version 4 on, and for none at all before it.
+# Each reader gets the note and returns it, which RabbitMQ counts as a delivery. A delivery limit of
+# -1 means no limit from version 4 on; before, it allows no redelivery at all.
 ARGUMENTS: Final[Mapping[str, str | int]] = {
     "x-queue-type": "quorum",
     "x-delivery-limit": 1_000_000,
-    # Probes do not pile up behind the note: a full queue refuses them, and the note stays.
+    # Probes do not accumulate behind the note: a full queue rejects them, and the note stays.
     "x-max-length": 10,
     "x-overflow": "reject-publish",
 }
 MAX_REASON_CHARACTERS: Final = 200
-# How long `probe` waits: a pause is to be seen within two seconds.
+# Timeout of `probe`: workers have to notice a pause within two seconds.
 PROBE_SECONDS: Final = 0.5
-# In milliseconds, as AMQP has it. What a probe leaves in a queue that is just being made.
+# In milliseconds, as text (AMQP). Removes a probe from a queue that has no note yet.
 _PROBE_EXPIRATION: Final = "1"
-# What a missing permission on the queue costs, and what to do.
+# The effect of a missing permission on the queue, and the remedy.
 HIDDEN: Final = (
     "`sms-bridge pause` stops a worker later than else, not at all while the broker takes no "
     "publishes, and nobody is told what a pause is for"
 )
 HIDDEN_REMEDY: Final = "grant the permission to read it with rabbitmqctl set_permissions"
 _FIRST_YEAR: Final = 1970
-# A date, which is no number of anybody's.
+# A date, which is not a phone number.
 _DATE: Final = re.compile(r"\b20\d\d-(0\d|1[0-2])-([0-2]\d|3[01])\b")
-# Seven digits with no more than a few signs between them. A colon parts the digits of a time.
+# Seven digits with at most three other characters between two of them. A colon does not count,
+# because it separates the digits of a time.
 _PHONE_NUMBER: Final = re.compile(r"\d(?:[^\w:]{0,3}\d){6}")
 
 
 class Note(NamedTuple):
-    """What an operator has left: the reason, if one was given, and when, in unix seconds."""
+    """An operator's note on a pause: the reason, if any, and the start in unix seconds."""
 
     reason: str | None
     since: float
 
     @property
     def since_text(self) -> str:
-        """When, for people and programs: `2030-01-31T03:12:00Z`."""
+        """The start as text: `2030-01-31T03:12:00Z`."""
         return utc_text(self.since)
 
     def body(self) -> bytes:
-        """Write it as the body of the message."""
+        """Encode the note as a message body."""
         return json.dumps({"reason": self.reason, "since": self.since_text}).encode()
 
 
 def paused_queue(queue: str) -> str:
-    """Name the queue whose existence stops the workers of a queue: `sms.outbound.paused`."""
+    """Name the queue whose existence pauses the workers of a queue: `sms.outbound.paused`."""
     return f"{queue}.paused"
 
 
 def checked_reason(text: str) -> str:
-    """Return an operator's words without spaces around them.
+    """Check the reason of a pause, and return it without surrounding spaces.
 
-    Raises ValueError, which says what is wrong, for anything but one line of at most 200 characters
-    in which nothing looks like a phone number: it is shown in logs and on health pages.
+    Raises ValueError that names the fault unless it is one line of at most 200 characters without
+    anything like a phone number: it is shown in logs and on health pages.
     """
     reason = text.strip()
     if not reason:
@@ -101,7 +103,7 @@ def checked_reason(text: str) -> str:
 
 
 def read_body(body: bytes) -> Note | None:
-    """Read a note; None for what `pause` did not write, such as words that it would refuse."""
+    """Parse a note; return None if it is invalid, or has a reason that `pause` would reject."""
     try:
         content = json.loads(body)
         since = datetime.strptime(content["since"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
@@ -114,17 +116,18 @@ def read_body(body: bytes) -> Note | None:
 
 
 class HiddenPauseError(BrokerError):
-    """The user has no permission on the queue, so the broker does not say whether it exists.
+    """The user has no permission on the queue, so the broker does not show whether it exists.
 
-    RabbitMQ asks for one to declare passively since version 4.2.6.
+    Since version 4.2.6, RabbitMQ requires a permission for a passive declare.
     """
 
 
 async def is_paused(connection: Connection, queue: str) -> bool:
-    """Ask whether the workers of a queue are to stop.
+    """Return whether the workers of a queue are paused.
 
-    RabbitMQ writes an error into its log each time that they are not: ask seldom, and `probe`
-    otherwise. Raises BrokerError when it is not known, HiddenPauseError when the user may not know.
+    If they are not, RabbitMQ logs an error for each call: call this rarely, otherwise `probe`.
+    Raises BrokerError if the state is not known, HiddenPauseError if the user has no permission on
+    the queue.
     """
     name = paused_queue(queue)
     try:
@@ -135,7 +138,7 @@ async def is_paused(connection: Connection, queue: str) -> bool:
     except ChannelNotFoundEntity:
         return False
     except ChannelLockedResource:
-        return True  # It exists, whoever has it for himself.
+        return True  # It exists; another connection uses it exclusively.
     except ChannelAccessRefused:
         why = "the user has no permission on it"
         raise HiddenPauseError(f"queue {name}: not known if it exists: {why}") from None
@@ -146,11 +149,12 @@ async def is_paused(connection: Connection, queue: str) -> bool:
 
 
 async def probe(connection: Connection, queue: str) -> bool | None:
-    """Find out whether the queue exists by a publish to it; None if that is not known.
+    """Find out by a publish whether the queue exists; return None if that is not known.
 
-    Needs no permission but to publish to queues, and leaves no line in the broker's log. A
-    mandatory publish that no queue takes comes back. In the queue it expires once it is the first,
-    and a full queue refuses it. On a connection that publishes: an alarm of the broker blocks it.
+    Needs only the permission to publish to queues, and leaves no line in the broker's log. If the
+    queue does not exist, the mandatory message is returned. If it does, the message expires once it
+    is first in the queue, or a full queue rejects it. Use a connection that publishes, because an
+    alarm of the broker blocks it.
     """
     if connection.wire.is_blocked:
         return None
@@ -169,7 +173,7 @@ async def probe(connection: Connection, queue: str) -> bool | None:
             else:
                 exists = True
             finally:
-                # Also when it takes too long: a broker allows only so many on a connection.
+                # Also after a timeout: a broker limits the number of channels per connection.
                 close_soon(channel)
     except Exception:  # noqa: BLE001  aiormq raises more than its own classes
         return None
@@ -177,12 +181,12 @@ async def probe(connection: Connection, queue: str) -> bool | None:
 
 
 async def read_note(connection: Connection, queue: str) -> Note | None:
-    """Read what an operator has left, and put it back; None where it cannot be read now."""
+    """Read an operator's note and return it to the queue; None if it cannot be read now."""
     try:
         async with Deadline(RPC_TIMEOUT_SECONDS):
             channel = await open_channel(connection)
             message = await channel.basic_get(paused_queue(queue))
-            # Closing the channel gives it back.
+            # Closing the channel returns the message to the queue.
             await close_channel(channel)
     except (ChannelNotFoundEntity, ChannelAccessRefused, ChannelClosed, TimeoutError):
         return None

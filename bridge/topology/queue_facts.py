@@ -1,4 +1,4 @@
-"""A queue or an exchange as the broker has it, and the ways in which it loses messages."""
+"""Queues and exchanges as they exist on the broker, and how a queue can lose messages."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,10 +9,10 @@ _LIMITS: Final = ("message-ttl", "expires", "max-length", "max-length-bytes", "d
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueFacts:
-    """A queue as the broker has it.
+    """A queue as it exists on the broker.
 
-    `policy` is what the policies in force set, operator policies included; `policy_name` names the
-    ordinary one. Of a queue that was declared just now they may not be known yet.
+    `policy` has the values of the policies in force, operator policies included; `policy_name`
+    names the ordinary one. For a queue that was declared just now, they may not be known yet.
     """
 
     name: str
@@ -34,13 +34,13 @@ class QueueFacts:
 
     @property
     def has_dead_letters(self) -> bool:
-        """Whether RabbitMQ dead-letters what it would drop."""
+        """Whether RabbitMQ dead-letters the messages that it would otherwise drop."""
         return self.value("dead-letter-exchange") is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeFacts:
-    """An exchange as the broker has it."""
+    """An exchange as it exists on the broker."""
 
     type: str = "topic"
     durable: bool = True
@@ -61,12 +61,12 @@ AUTO_DELETED: Final = (
 
 
 def deleted_when_unused(facts: QueueFacts) -> str:
-    """Say after what time a queue with `expires` is deleted."""
+    """Describe after which time a queue with `expires` is deleted."""
     return f"it is deleted, messages and all, when unused for {facts.value('expires') / 1000:g} s"
 
 
 def dropped_by_age(facts: QueueFacts) -> str | None:
-    """Say after what time a message is dropped; None when no age drops one."""
+    """Describe after which age a message is dropped; None if there is no such limit."""
     ttl_ms = facts.value("message-ttl")
     return (
         None if ttl_ms is None else f"messages are dropped after {ttl_ms / 1000:g} s (message-ttl)"
@@ -74,14 +74,14 @@ def dropped_by_age(facts: QueueFacts) -> str | None:
 
 
 def dropped_by_length(facts: QueueFacts) -> str | None:
-    """Say by which limit the oldest message is dropped; None when no limit drops one."""
+    """Describe the limit at which the oldest message is dropped; None if there is none."""
     limits = [key for key in ("max-length", "max-length-bytes") if facts.value(key) is not None]
     if not limits or refuses_when_full(facts):
         return None
     return f"the oldest message is dropped when it is full ({' and '.join(limits)}, drop-head)"
 
 
-# A quorum queue dead-letters again what its target has refused after that time.
+# A quorum queue tries again after that time to dead-letter messages that its target refused.
 RETRIES_REFUSED: Final = (
     "publishers are refused when it is full, and so are retries: RabbitMQ tries these again every "
     "three minutes, and counts them in no queue until then"
@@ -89,13 +89,13 @@ RETRIES_REFUSED: Final = (
 
 
 def refuses_when_full(facts: QueueFacts) -> bool:
-    """Whether the queue has a limit, and refuses what comes when it is full."""
+    """Whether the queue has a length limit, and rejects publishes when it is full."""
     has_limit = any(facts.value(key) is not None for key in ("max-length", "max-length-bytes"))
     return has_limit and facts.value("overflow") in {"reject-publish", "reject-publish-dlx"}
 
 
 def dropped_by_delivery_limit(limit: int, whose: str) -> str:
-    """Say after how many returns a message is dropped; `whose` names where the limit comes from."""
+    """Describe after how many returns a message is dropped; `whose` is the source of the limit."""
     return (
         f"a message that came back {limit + 1} times is dropped ({whose}): "
         "each crash of a consumer and each look counts"
@@ -103,7 +103,7 @@ def dropped_by_delivery_limit(limit: int, whose: str) -> str:
 
 
 def dropped_to(facts: QueueFacts, text: str) -> str:
-    """Say instead where dropped messages go, when the queue has a dead-letter exchange."""
+    """Turn "dropped" in a text into "dead-lettered" if the queue has a dead-letter exchange."""
     if not facts.has_dead_letters:
         return text
     dead_lettered = text.replace("dropped", "dead-lettered")

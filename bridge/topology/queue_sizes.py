@@ -1,4 +1,4 @@
-"""How many messages wait in a queue, and how many consumers it has: read once, or watched."""
+"""Reads how many ready messages and consumers a queue has, once or periodically."""
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
@@ -31,7 +31,7 @@ REFUSED_REMEDY: Final = (
 
 @dataclass(frozen=True, slots=True)
 class QueueSizes:
-    """What a passive declare returns: messages ready, consumers, and whether the queue exists."""
+    """The result of a passive declare: ready messages, consumers, and whether the queue exists."""
 
     ready: int
     consumers: int
@@ -39,11 +39,11 @@ class QueueSizes:
 
 
 async def ask_queue(connection: Connection, name: str) -> QueueSizes | None:
-    """Read a queue's sizes, or None when the broker does not answer in time.
+    """Read a queue's sizes, or None if the broker does not answer in time.
 
-    A queue that does not exist counts as empty, so that a metric does not show its last size for
-    ever. Raises ChannelAccessRefused when the user has no permission on it, of whatever kind: for
-    that RabbitMQ asks since version 4.2.6.
+    A queue that does not exist counts as empty, so that a metric does not keep its last size for
+    ever. Raises ChannelAccessRefused if the user has no permission of any kind on the queue; since
+    version 4.2.6, RabbitMQ requires one.
     """
     try:
         async with Deadline(RPC_TIMEOUT_SECONDS):
@@ -60,7 +60,7 @@ async def ask_queue(connection: Connection, name: str) -> QueueSizes | None:
 
 
 async def read_queue(connection: Connection, name: str) -> QueueSizes | None:
-    """Read a queue's sizes as `ask_queue` does; None also without the permission."""
+    """Read a queue's sizes as `ask_queue` does; return None also without a permission."""
     try:
         return await ask_queue(connection, name)
     except ChannelAccessRefused:
@@ -70,7 +70,7 @@ async def read_queue(connection: Connection, name: str) -> QueueSizes | None:
 async def try_to_read_queue(
     connection: Connection, queue: str, *, refused: set[str] | None = None
 ) -> QueueSizes | None:
-    """Read a queue's sizes as `read_queue` does; None also when the connection is gone.
+    """Read a queue's sizes as `read_queue` does; return None also if the connection is lost.
 
     A queue on which the user has no permission is added to `refused`.
     """
@@ -80,7 +80,7 @@ async def try_to_read_queue(
         if refused is not None:
             refused.add(queue)
     except Exception as error:  # noqa: BLE001  aiormq raises more than its own classes
-        # Whatever else runs on the connection notices by itself when it is gone.
+        # The other users of the connection notice by themselves that it is lost.
         log.debug("queue_not_read", queue=queue, error=type(error).__name__)
     return None
 
@@ -89,7 +89,7 @@ class QueueWatch:
     """Reads the sizes of queues every 15 s, on channels of their own, and calls `note` with them.
 
     A queue that cannot be read is left out. Queues on which the user has no permission are logged
-    once, and not asked for again on the same connection.
+    once, and not read again on the same connection.
     """
 
     def __init__(self, note: Callable[[Mapping[str, QueueSizes]], None]) -> None:
@@ -97,7 +97,7 @@ class QueueWatch:
         self._logged: frozenset[str] = frozenset()
 
     async def watch(self, connection: Connection, names: Collection[str]) -> NoReturn:
-        """Read and note the sizes of these queues, as long as the connection is served."""
+        """Read the sizes of these queues for as long as the connection is served."""
         refused: set[str] = set()
         while True:
             # A broker that blocks the connection would not read the request.

@@ -1,4 +1,4 @@
-"""Provides what a role needs on the broker, when it connects and as long as it runs."""
+"""Declares a role's queues and exchanges when it connects, and again if they go missing."""
 
 import asyncio
 import contextlib
@@ -24,9 +24,9 @@ from bridge.topology.differences import (
 
 log = Log(__name__)
 
-# The shortest time between two repairs of a missing queue.
+# Minimum interval between two repairs of a missing queue.
 MEND_SECONDS: Final = 5.0
-# A topology that the role cannot work with is checked again, and logged again, this often.
+# Intervals at which an unusable topology is checked again, and logged again.
 LOOK_SECONDS: Final = 5.0
 LOG_AGAIN_SECONDS: Final = 60.0
 _REMEDIES: Final = {
@@ -43,9 +43,9 @@ _EVENTS: Final[Mapping[str, str]] = {
 async def provide(
     connection: Connection, topology: Topology, mode: TopologyMode
 ) -> list[Difference]:
-    """Declare what is missing, or only compare, or neither, as `mode` says; return the differences.
+    """Declare missing entities, only compare, or do neither, by `mode`; return the differences.
 
-    Nothing that exists is changed. Raises BrokerError or TimeoutError when the broker does not
+    Existing entities are not changed. Raises BrokerError or TimeoutError if the broker does not
     answer.
     """
     if mode == "off":
@@ -68,7 +68,7 @@ async def provide(
 
 
 async def _create(channel: Channel, entity: Entity) -> None:
-    """Create it unless it exists."""
+    """Declare an entity, which creates it unless it exists."""
     async with Deadline(RPC_TIMEOUT_SECONDS):
         match entity:
             case Queue():
@@ -88,9 +88,10 @@ async def _explain(
 
 
 class Upkeep:
-    """Keeps one role's part of the topology, as `rabbitmq.topology` says.
+    """Maintains one role's part of the topology, as `rabbitmq.topology` demands.
 
-    `is_usable` while the role can work with what is there; `changed` is set when that changes.
+    `is_usable` is true while the role can work with the topology; `changed` is set when that
+    changes.
     """
 
     def __init__(
@@ -111,9 +112,9 @@ class Upkeep:
         self._changed = asyncio.Event() if changed is None else changed
 
     async def ensure(self, connection: Connection) -> None:
-        """Declare or verify, and return once the role can work with what is there.
+        """Declare or verify the topology, and return once the role can work with it.
 
-        Until then it checks again every 5 s, and logs once a minute what is wrong and what to do.
+        Until then it checks again every 5 s, and logs the differences and remedies once a minute.
         """
         while True:
             differences = await provide(connection, self._needed, self._mode)
@@ -129,11 +130,11 @@ class Upkeep:
             await asyncio.sleep(LOOK_SECONDS)
 
     async def mend(self, connection: Connection, missing: asyncio.Event) -> NoReturn:
-        """Ensure it again when `missing` is set, at most every 5 s."""
+        """Call `ensure` when `missing` is set, at most every 5 s."""
         while True:
             await missing.wait()
             missing.clear()
-            with contextlib.suppress(TimeoutError):  # a broker that hangs shows elsewhere
+            with contextlib.suppress(TimeoutError):  # a hung broker is noticed elsewhere
                 await self.ensure(connection)
             await asyncio.sleep(MEND_SECONDS)
 
@@ -143,7 +144,7 @@ class Upkeep:
         connection: Connection,
         missing: asyncio.Event,
     ) -> None:
-        """Serve a connection, and ensure it again when `missing` is set for as long as it lasts."""
+        """Serve a connection, and call `ensure` when `missing` is set meanwhile."""
         mending = asyncio.create_task(self.mend(connection, missing))
         try:
             await serve(connection)
