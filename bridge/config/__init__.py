@@ -1,6 +1,6 @@
-"""Every setting: one YAML file, overridden by the environment, overridden by secret files.
+"""The configuration: a YAML file, overridden by environment variables and by secret files.
 
-What most of the bridge needs of it is handed out here: the sections, and the one way to load them.
+Exports the sections, and `load_settings`, which is the only way to load them.
 """
 
 from bridge.config.api_request import RequestSettings

@@ -1,4 +1,4 @@
-"""What the SMS service's answers mean, as far as settings say it."""
+"""Settings for the meaning of the SMS service's answers."""
 
 import re
 from typing import Annotated, Final, Literal
@@ -8,8 +8,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from bridge.config.fields import ErrorCode, List, Map, Pointer, Section, write_number
 from bridge.json_pointer import is_like_a_phone_number
 
-# What a code of the service's own means for the message; behind `setup:` the reason of the pause,
-# behind `slow_down:` who alone has to wait.
+# The meaning of a service's own error code for the message. After `setup:` comes the reason of the
+# pause; with `slow_down:sender` only the messages of that sender wait.
 ErrorFate = Literal[
     "refused",
     "retry",
@@ -20,7 +20,7 @@ ErrorFate = Literal[
     "setup:misconfigured",
 ]
 MAX_CODES: Final = 200
-# The pointer to a word of plain text; the most words that are read have two digits.
+# A pointer to a word of plain text. The first 100 words are read, so two digits suffice.
 _WORD: Final = re.compile("/(?:0|[1-9][0-9]?)")
 NO_WORD: Final = (
     "cannot lead into plain text; write /0 for its first word, /1 for the second, or leave out "
@@ -28,7 +28,7 @@ NO_WORD: Final = (
 )
 _ERRORS: Final[dict[str, ErrorFate]] = {}
 _YES: Final = re.compile("2(?:[0-9][0-9]|xx)")
-# Without a code beside it, such a status may say a hundred things, or has its meaning already.
+# Such a status cannot mark a repeat without a code: it has another meaning, or many.
 _SAYS_NO_REPEAT: Final = frozenset((401, 402, 403, 404, 405, 407, 408, 410, 421, 425, 426, 429))
 
 
@@ -52,9 +52,9 @@ YesStatus = Annotated[str, BeforeValidator(write_number), AfterValidator(_check_
 
 
 class AcceptedSettings(Section):
-    """Which answers say yes: their statuses and, where the body decides, the values in it.
+    """The answers that mean success: by status and, if the body decides, by a value in it.
 
-    A pointer without values wants nothing but that something stands there, such as an id.
+    A pointer without values requires only that there is a value, such as an id.
     """
 
     statuses: Annotated[tuple[YesStatus, ...], List, Field(min_length=1, max_length=20)] = ("2xx",)
@@ -69,7 +69,10 @@ class AcceptedSettings(Section):
 
 
 class DuplicateSettings(Section):
-    """The answer to a repeat of a key that was accepted before; without either, there is none."""
+    """The answer to a request whose idempotency key was accepted before.
+
+    Without status and code, the service has no such answer.
+    """
 
     status: Annotated[int, Field(ge=200, le=599)] | None = None
     code: ReadCode | None = None
@@ -87,9 +90,9 @@ class DuplicateSettings(Section):
 
 
 class ResponseSettings(Section):
-    """What answers mean, as far as that is not the status alone.
+    """The meaning of answers, apart from that of the status alone.
 
-    Pointers into a `body` of plain text lead to its words, `/0` to the first.
+    In a `body` of plain text, pointers lead to words: `/0` to the first.
     """
 
     body: Literal["json", "text"] = "json"
@@ -105,7 +108,7 @@ class ResponseSettings(Section):
         return self
 
     def can_follow(self, pointer: str) -> bool:
-        """Whether a pointer can lead to something in such a body."""
+        """Whether a pointer can lead to a value in this kind of body."""
         return self.body == "json" or _WORD.fullmatch(pointer) is not None
 
     @model_validator(mode="after")

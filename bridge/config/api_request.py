@@ -1,4 +1,4 @@
-"""How one request to the SMS service is written: login, body, fields and their placeholders."""
+"""Settings for requests to the SMS service: authentication, body, fields, placeholders."""
 
 import json
 import re
@@ -27,21 +27,21 @@ from bridge.json_pointer import split_pointer
 
 Placeholder = Literal["to", "from", "text", "key", "encoding", "account", "secret"]
 PLACEHOLDERS: Final[tuple[Placeholder, ...]] = get_args(Placeholder)
-# A shorter key would be like another one some day.
+# Shorter idempotency keys could collide.
 MIN_KEY_CHARACTERS: Final = 20
 
 
 class Slot(NamedTuple):
-    """A placeholder; `detail` is what stands behind its colon."""
+    """A placeholder; `detail` is the text after its colon."""
 
     name: Placeholder
     detail: str = ""
 
 
 def parse_text(text: str) -> list[str | Slot]:
-    """Read a text with placeholders as its parts, in order.
+    """Split a text with placeholders into its constant texts and slots, in order.
 
-    Raises ValueError that says what is wrong with it, and quotes no more than a near miss.
+    Raises ValueError that describes the fault, and quotes only names of known placeholders.
     """
     parts: list[str | Slot] = []
     try:
@@ -77,13 +77,13 @@ def _slot(name: str, detail: str, conversion: str | None) -> Slot:
 
 
 class _Branch(dict[str, Any]):
-    """A level of the body that pointers lead through; a constant map is none."""
+    """A level of the body that pointers lead through, as opposed to a constant map."""
 
 
 def build_document(fields: Mapping[str, Any]) -> Any:  # noqa: ANN401  JSON
     """Put each value where its pointer leads; a level whose names are 0, 1, ... is a list.
 
-    Raises ValueError when two fields want one place, or a level is neither list nor object.
+    Raises ValueError if two fields have the same place, or if a level mixes numbers and names.
     """
     root = _Branch()
     for pointer, value in fields.items():
@@ -116,7 +116,7 @@ def _as_json(value: Any) -> Any:  # noqa: ANN401  JSON
 
 
 def check_fields(fields: Mapping[str, Any], *, is_form: bool) -> None:
-    """Raise ValueError that names a field which cannot work, and says what to do."""
+    """Raise ValueError with a remedy if a field is invalid, or a required placeholder missing."""
     slots = set()
     for pointer, value in fields.items():
         if is_form:
@@ -157,7 +157,7 @@ def slots_of(value: object) -> Iterator[Slot]:
 
 
 def shown(pointer: str) -> str:
-    """Write a pointer in a fault, unless it does not look like one."""
+    """Return a pointer for an error text, or `a field` if it does not look like a pointer."""
     return pointer if re.fullmatch(r"(?:/[A-Za-z0-9_.-]{1,32}){1,8}", pointer) else "a field"
 
 
@@ -167,8 +167,8 @@ DEFAULT_IDEMPOTENCY_HEADER: Final = "Idempotency-Key"
 _FIELDS: Final[dict[str, JsonValue]] = {"/to": "{to}", "/from": "{from}", "/text": "{text}"}
 _NO_HEADERS: Final[dict[str, SecretStr]] = {}
 _PATH: Final = re.compile(r"/(?:[!\"$-z|~]|\{account\})*")
-# Those that the bridge writes itself, and those of one connection (RFC 9110, 7.6.1): twice, or with
-# a secret as their value, they would break the request or show the secret to a proxy.
+# Headers that the bridge itself writes, and headers of one connection (RFC 9110, 7.6.1). A second
+# one would break the request; a secret as its value would be shown to a proxy.
 _TAKEN_HEADERS: Final = frozenset(
     (
         *("accept-encoding", "content-encoding", "content-length", "content-type", "expect"),
@@ -210,7 +210,7 @@ Idempotency = Annotated[str, AfterValidator(_check_idempotency)]
 
 
 class AuthSettings(Section):
-    """How the service knows us: by `sms_api.key`, and for `basic` by a user name beside it."""
+    """Authentication: by `sms_api.key` and, for `basic`, by a user name with it."""
 
     scheme: AuthScheme = "bearer"
     header: ApiHeader = "Authorization"
@@ -220,7 +220,7 @@ class AuthSettings(Section):
 
 
 class RequestSettings(Section):
-    """What is posted."""
+    """The body and the constant headers of a request."""
 
     body: Literal["json", "form"] = "json"
     to_format: Literal["e164", "digits"] = "e164"
@@ -232,7 +232,7 @@ class RequestSettings(Section):
 
     @property
     def placeholders(self) -> frozenset[Placeholder]:
-        """What the service is told of a message, and of us."""
+        """The placeholders that occur in the fields."""
         return frozenset(slot.name for value in self.fields.values() for slot in slots_of(value))
 
     @field_validator("fields")
@@ -254,7 +254,7 @@ class RequestSettings(Section):
 
 
 def may_be_named(header: object) -> bool:
-    """Whether a setting can name this header."""
+    """Whether a setting may name this header."""
     return (
         isinstance(header, str)
         and HEADER_NAME.fullmatch(header) is not None

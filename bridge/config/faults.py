@@ -1,6 +1,6 @@
-"""What is wrong with a configuration, in plain words: the key, what is right, the nearest name.
+"""Describes configuration faults in plain words: the key, what is valid, a similar name.
 
-No fault quotes a value, nor a key that may be one: it may be a secret in the wrong place.
+No fault quotes a value, or a key that may be a value: it may be a misplaced secret.
 """
 
 import re
@@ -16,7 +16,7 @@ from bridge.config.settings import known_keys
 MAX_FAULTS: Final = 20
 MAX_SHOWN_KEY_CHARACTERS: Final = 32
 
-# Our texts in place of pydantic's, by the type of its error.
+# Our texts that replace pydantic's, by the type of its error.
 _TEXTS: Final = {
     "string_type": "must be text; a number needs quotes",
     "string_unicode": HALF_CHARACTER,
@@ -43,18 +43,18 @@ _TEXTS: Final = {
     "model_type": "must hold keys, indented below it",
 }
 
-# The maps whose keys are not ours, with the form of those that cannot be a secret or a number.
+# Maps whose keys the user chooses, and the form of keys that cannot be a secret or a phone number.
 _MADE_UP: Final = {
     ("sms_api", "request", "fields"): re.compile(r"(?:/[A-Za-z_-]{1,32}|/[0-9]{1,2}){1,8}"),
     ("sms_api", "request", "headers"): re.compile(r"[A-Za-z]{1,20}(?:-[A-Za-z]{1,20}){0,4}"),
     ("sms_api", "response", "errors"): re.compile(r"[0-9]{1,6}|[A-Z_]{1,32}|[a-z_-]{1,32}"),
 }
-# The line of each key in the file, by its path.
+# The line of each key in the file, by the path of the key.
 Lines = Mapping[tuple[str, ...], int]
 
 
 def describe(error: ValidationError, lines: Lines) -> list[str]:
-    """Write a line for each fault that pydantic found: the first MAX_FAULTS, then a count."""
+    """Return a line for each fault that pydantic found: the first MAX_FAULTS, then a count."""
     errors = error.errors(include_url=False)
     faults = [_describe_one(one, lines) for one in errors[:MAX_FAULTS]]
     if len(errors) > MAX_FAULTS:
@@ -73,7 +73,7 @@ def _describe_one(error: ErrorDetails, lines: Lines) -> str:
 
 
 def _shown_path(path: tuple[str, ...], lines: Lines) -> str:
-    """Write where a value stands; of a key that the user has made up, the line when it is odd."""
+    """Return the path of a value; for a user's key that may be a secret, only section and line."""
     section = next((made_up for made_up in _MADE_UP if path[: len(made_up)] == made_up), None)
     if section is None or len(path) == len(section):
         return ".".join(path)
@@ -85,7 +85,7 @@ def _shown_path(path: tuple[str, ...], lines: Lines) -> str:
 
 
 def _remedy_of(error: ErrorDetails) -> str:
-    """Add the remedy for a key without a value, which YAML reads as null."""
+    """Return the remedy for a key without a value, which YAML reads as null."""
     if error["input"] is not None:
         return ""
     if isinstance(error["loc"][-1], int):
@@ -99,12 +99,12 @@ def _text_of(error: ErrorDetails) -> str:
         return PATTERNS[facts["pattern"]]
     if error["type"] in _TEXTS:
         return _TEXTS[error["type"]].format(**facts)
-    # Our own checks raise ValueError, and pydantic puts these words before their text.
+    # Our own checks raise ValueError, and pydantic adds this prefix to their text.
     return error["msg"].removeprefix("Value error, ")
 
 
 def unknown_key(path: Sequence[str], place: str) -> str:
-    """Say that there is no such key; `place` stands for its path when that must not be quoted."""
+    """Describe an unknown key; `place` replaces its path if that must not be quoted."""
     *sections, key = path
     prefix = "".join(f"{section}." for section in sections)
     place_in = "".join("*." if section.isdecimal() else f"{section}." for section in sections)
@@ -118,8 +118,8 @@ def unknown_key(path: Sequence[str], place: str) -> str:
 def may_be_shown(key: str, *, is_known: bool = False) -> bool:
     """Whether a key looks like the name of a setting, and not like a secret or a number.
 
-    `{password:hunter}` is one key in YAML, because no space follows the colon. One that is like
-    the name of a setting (`is_known`) may have capitals too.
+    `{password:hunter}` is one key in YAML, because no space follows the colon. A key that is
+    similar to the name of a setting (`is_known`) may also have capitals.
     """
     if len(key) > MAX_SHOWN_KEY_CHARACTERS:
         return False

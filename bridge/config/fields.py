@@ -1,4 +1,4 @@
-"""Types of settings: durations, names, pointers, lists, secrets; the base of a section."""
+"""Types of settings: durations, names, pointers, lists, secrets; the base class of sections."""
 
 import difflib
 import json
@@ -26,9 +26,9 @@ _DURATION: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([smhd]?)")
 
 
 def parse_duration(value: object) -> object:
-    """Turn `90`, `10s`, `5m`, `2h` or `30d` into seconds; return what is no text as it is.
+    """Convert `90`, `10s`, `5m`, `2h` or `30d` to seconds; return anything but text unchanged.
 
-    Raises ValueError with an example of what is meant.
+    Raises ValueError with examples.
     """
     if not isinstance(value, str):
         return value
@@ -39,7 +39,7 @@ def parse_duration(value: object) -> object:
 
 
 def format_duration(seconds: float) -> str:
-    """Write seconds in the largest unit that divides them: 120 is `2m`. Queue names use it."""
+    """Format seconds in the largest unit that divides them: 120 is `2m`. Queue names use it."""
     for unit in "dhms":
         if seconds % _UNIT_SECONDS[unit] == 0:
             return f"{int(seconds // _UNIT_SECONDS[unit])}{unit}"
@@ -48,10 +48,10 @@ def format_duration(seconds: float) -> str:
 
 MAX_CONCURRENCY: Final = 5000
 MAX_RETRY_DELAY_SECONDS: Final = 3650 * 86400
-# AMQP has 255 for a name, and retry queues put their delay behind it.
+# AMQP allows 255 bytes, and the names of retry queues end with their delay.
 MAX_NAME_BYTES: Final = 200
 
-# RFC 6901: behind ~ stands 0 or 1.
+# RFC 6901: after a ~ comes 0 or 1.
 POINTER: Final = r"^(/([^/~]|~[01])*)+$"
 _SENDER: Final = r"^[^\x00-\x1f\x7f-\x9f]*$"
 _FORMAT: Final = r"^(plain|kv|list|csv|jwt|prefix:[!-~]{1,32})$"
@@ -61,17 +61,17 @@ _PREFIX: Final = r"^[ -~]{0,64}$"
 _HEADER_VALUE: Final = re.compile(r"[!-~](?:[ -~]{0,998}[!-~])?")
 # RFC 9110, 8.3.1.
 CONTENT_TYPE: Final = r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+/[!#$%&'*+.^_`|~0-9A-Za-z-]+(; ?[ -~]{1,60})?$"
-# A request's path is compared decoded.
+# The path of a request is decoded before it is compared.
 _PATH: Final = r"^/[^?#%{}\s]*$"
 HALF_CHARACTER: Final = "holds half of a surrogate pair; write the whole character"
 # RFC 9110, 5.6.2.
 HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-# What may be a routing key of a type, and a label.
+# Event types that can be a routing key and a label.
 MAX_EVENT_TYPE_CHARACTERS: Final = 120
 EVENT_TYPE: Final = re.compile(
     rf"(?=.{{1,{MAX_EVENT_TYPE_CHARACTERS}}}\Z)[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*"
 )
-# A fault tells these words in place of the pattern.
+# Error texts, which replace the pattern in pydantic's text.
 PATTERNS: Final = {
     POINTER: "must be a JSON pointer like /data/id, with ~1 for a / and ~0 for a ~ in a name",
     _SENDER: "must not hold line breaks or control characters",
@@ -85,9 +85,9 @@ PATTERNS: Final = {
 
 
 def read_json(value: object, otherwise: str) -> object:
-    """Read a text as JSON, as the environment gives lists and maps; return all else as it is.
+    """Parse text as JSON, which the environment uses for lists and maps; return others unchanged.
 
-    Raises ValueError with the text `otherwise` when it is none.
+    Raises ValueError with the text `otherwise` if it is not JSON.
     """
     if not isinstance(value, str):
         return value
@@ -98,19 +98,19 @@ def read_json(value: object, otherwise: str) -> object:
 
 
 def read_list(value: object) -> object:
-    """Read a list of the environment, which is JSON text; return all else as it is."""
+    """Parse a list from the environment, which is JSON text; return other values unchanged."""
     return read_json(value, 'must be a list; in the environment as JSON, like ["a", "b"]')
 
 
 def read_map(value: object) -> object:
-    """Read a map of the environment, which is JSON text; return all else as it is."""
+    """Parse a map from the environment, which is JSON text; return other values unchanged."""
     return read_json(value, 'must be a map; in the environment as JSON, like {"a": "b"}')
 
 
 def write_on_or_off(value: object) -> object:
-    """Write the words that YAML 1.1 takes for booleans as `on` or `off`; return all else as it is.
+    """Convert the booleans of YAML 1.1, and their words, to `on` or `off`; return others unchanged.
 
-    Helm reads `off` without quotes so, and hands on `false`.
+    Helm reads an unquoted `off` as a boolean, and passes `false`.
     """
     word = str(value).strip().lower() if isinstance(value, bool | str) else None
     if word in {"on", "true", "yes"}:
@@ -119,7 +119,7 @@ def write_on_or_off(value: object) -> object:
 
 
 def write_number(value: object) -> object:
-    """Write a whole number, which YAML reads from digits without quotes; return all else as is."""
+    """Convert an integer, which YAML reads from unquoted digits, to text; keep other values."""
     return str(value) if type(value) is int else value
 
 
@@ -152,22 +152,21 @@ def _check_entity_name(name: str) -> str:
         raise ValueError("must not begin with amq., which RabbitMQ keeps for itself")
     if len(name.encode()) > MAX_NAME_BYTES:
         raise ValueError(f"must have at most {MAX_NAME_BYTES} bytes in UTF-8")
-    # pamqp can write no other characters into a frame: with another name a role would try to
-    # connect for ever.
+    # pamqp cannot encode other characters in a name, so a role would try to connect for ever.
     if not re.fullmatch("[a-zA-Z0-9_.:@#,/+ -]*", name):
         raise ValueError("must be of letters and digits of ASCII, spaces and - _ . : @ # , / +")
     return name
 
 
 def _check_exchange_name(name: str) -> str:
-    # The one topic exchange that every vhost has.
+    # `amq.topic` is the topic exchange that every virtual host has.
     return name if name == "amq.topic" else _check_entity_name(name)
 
 
 def check_whole_characters(value: str) -> str:
-    """Return a text that can be written in UTF-8, or raise ValueError.
+    """Return a text that can be encoded in UTF-8, or raise ValueError.
 
-    JSON and YAML can write half of a surrogate pair, as an escape.
+    Escapes in JSON and YAML can express half of a surrogate pair.
     """
     try:
         value.encode()
@@ -177,11 +176,12 @@ def check_whole_characters(value: str) -> str:
 
 
 def _check_path(path: Path) -> Path:
-    # Opening it would raise ValueError, where everything else that is wrong raises OSError.
+    # Opening such a path would raise ValueError; every other fault raises OSError.
     if "\0" in str(path):
         raise ValueError("must be the path of a file, without the character NUL")
     try:
-        # Python writes the bytes of a path that are no UTF-8 as half surrogates, which may stay.
+        # Python represents bytes of a path that are not UTF-8 as half surrogates, which are
+        # allowed.
         os.fsencode(path)
     except UnicodeEncodeError:
         check_whole_characters(str(path))
@@ -195,7 +195,7 @@ def _check_read_pointer(pointer: str) -> str:
 
 
 def check_put_pointer(pointer: str) -> str:
-    """Return a pointer to one place, or raise ValueError."""
+    """Return a pointer at which a value can be put, or raise ValueError."""
     if EACH in split_pointer(pointer) or pointer.endswith(FRAGMENT):
         raise ValueError(
             "has a * or ends in #, which only reading knows; write the number of a list's member, "
@@ -233,7 +233,7 @@ def _check_event_pointer(value: str) -> str:
     return value
 
 
-# In seconds, once it is read.
+# In seconds, after parsing.
 Duration = Annotated[float, BeforeValidator(parse_duration), Field(gt=0, allow_inf_nan=False)]
 RetryDelay = Annotated[Duration, AfterValidator(_check_retry_delay)]
 Concurrency = Annotated[int | Literal["auto"], BeforeValidator(_check_concurrency)]
@@ -248,13 +248,14 @@ HeaderName = Annotated[str, AfterValidator(_check_header_name)]
 HeaderValue = Annotated[
     SecretStr, BeforeValidator(write_number), AfterValidator(_check_header_value)
 ]
-# Where something is read. One * is each member of a list; # at the end is a URL's fragment.
+# A pointer for reading. One * stands for each member of a list; a # at the end selects the fragment
+# of a URL.
 Pointer = Annotated[str, StringConstraints(pattern=POINTER), AfterValidator(_check_read_pointer)]
-# Where something is put, which is one place.
+# A pointer for writing, to exactly one place.
 PutPointer = Annotated[str, StringConstraints(pattern=POINTER), AfterValidator(check_put_pointer)]
 EventPointer = Annotated[Pointer, AfterValidator(_check_event_pointer)]
 EventType = Annotated[str, AfterValidator(_check_event_type)]
-# A service's own, of which many are numbers.
+# A service's own error code; many are numbers.
 ErrorCode = Annotated[str, StringConstraints(pattern=_CODE), BeforeValidator(write_number)]
 Prefix = Annotated[str, StringConstraints(pattern=_PREFIX)]
 SenderName = Annotated[str, StringConstraints(min_length=1, max_length=32, pattern=_SENDER)]
@@ -262,45 +263,45 @@ FilePath = Annotated[Path, AfterValidator(_check_path)]
 RequestPath = Annotated[str, StringConstraints(pattern=_PATH)]
 SignatureFormat = Annotated[str, StringConstraints(pattern=_FORMAT)]
 SignedContent = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=_SIGNED)]
-# Marks a list, so that the environment can give it as JSON.
+# Marks a list, which the environment can contain as JSON.
 List = BeforeValidator(read_list)
-# The same for a map whose keys are no settings.
+# The same for a map whose keys are not settings.
 Map = BeforeValidator(read_map)
 
 
-# How similar, from 0 to 1, an unknown name must be to a known one to be taken for a misspelling.
+# Minimum similarity, from 0 to 1, of an unknown name to a known one to count as a misspelling.
 _LIKENESS: Final = 0.6
 
 
 def did_you_mean(name: str, names: Iterable[str], prefix: str = "") -> str:
-    """Write the end of a fault that names the nearest of `names`; nothing when none is near."""
+    """Return the end of an error text with the nearest of `names`; empty if none is similar."""
     found = nearest(name, names)
     return "" if found is None else f"; did you mean {prefix}{found}?"
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """Return the one of `names` (lower case) that is most similar to a name; None if none is."""
+    """Return the most similar of `names` (lower case), or None if none is similar."""
     wanted = name[:MAX_NAME_BYTES].lower()
     found = difflib.get_close_matches(wanted, list(names), n=1, cutoff=_LIKENESS)
     return found[0] if found else None
 
 
 def read_section(value: object) -> object:
-    """Take an empty section for all defaults, and JSON where the environment gives a map."""
+    """Convert an empty section to an empty map, and JSON text from the environment to a map."""
     if value is None:
         return {}
     return read_json(value, "must hold keys; in the environment it is JSON")
 
 
 class Section(BaseModel):
-    """Keys with their types and defaults; an unknown one is a fault."""
+    """Base class of sections: keys with types and defaults; an unknown key is a fault."""
 
     model_config = ConfigDict(
         extra="forbid",
         frozen=True,
         hide_input_in_errors=True,
         allow_inf_nan=False,
-        # Built as a part of `Settings`; none is read by itself.
+        # Sections are validated only as parts of `Settings`.
         defer_build=True,
     )
 

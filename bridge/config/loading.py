@@ -1,4 +1,4 @@
-"""Loads the settings: reads the YAML file, lays the environment over it, checks the whole."""
+"""Loads the settings: reads the YAML file, merges the environment into it, validates the result."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ from bridge.errors import ConfigError
 MAX_FILE_BYTES: Final = 256 * 1024
 MAX_VALUES: Final = 10_000
 MAX_DEPTH: Final = 20
-# The key below which constants of JSON stand: the only ones that may be truth values.
+# The values below this key are JSON constants. Only they may be booleans.
 JSON_AT: Final = ("sms_api", "request", "fields")
 _TRUTH_VALUES: Final = ("true", "false")
 _NOT_YAML: Final = (
@@ -29,9 +29,9 @@ _NOT_YAML: Final = (
 
 
 def read_yaml(path: Path) -> tuple[dict[str, Any], Lines]:
-    """Read the sections of a file, and the line of each key.
+    """Parse the sections of a file, and return the line of each key with them.
 
-    Raises ConfigError that says in which line the file is no YAML, or holds too much of it.
+    Raises ConfigError with the line if the file is not valid YAML, or exceeds a limit.
     """
     try:
         values, lines = _parse(_read_text(path))
@@ -44,7 +44,7 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], Lines]:
         where = f", line {mark.line + 1}" if mark else ""
         raise ConfigError(f"{path}{where}: {_explain(error)}") from None
     except (yaml.YAMLError, ValueError):
-        # A control character, or something that only looks like a date or a number.
+        # A control character, or a value that only looks like a date or a number.
         why = "it holds an impossible character, date or number; put text in quotes"
         raise ConfigError(f"{path}: is not YAML: {why}") from None
     if values is None:
@@ -86,7 +86,7 @@ def _nodes_at(node: yaml.Node, *path: str) -> Iterator[yaml.Node]:
 
 
 def _know_truth_values(node: yaml.Node) -> None:
-    """Take a bare `true` or `false` for one, in a value and all that is in it."""
+    """Tag unquoted `true` and `false` as booleans, in a value and everything below it."""
     if isinstance(node, yaml.ScalarNode) and node.style is None and node.value in _TRUTH_VALUES:
         node.tag = "tag:yaml.org,2002:bool"
     elif isinstance(node, yaml.SequenceNode):
@@ -110,14 +110,14 @@ def _lines_of(node: yaml.Node, path: tuple[str, ...] = ()) -> Iterator[tuple[tup
 
 
 def _explain(error: yaml.MarkedYAMLError) -> str:
-    # PyYAML's own text may quote the file, so only that of `_RejectedError` is shown.
+    # PyYAML's own text may quote the file, so only the text of `_RejectedError` is shown.
     return (error.problem or "") if isinstance(error, _RejectedError) else _NOT_YAML
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML without booleans, for no setting is one: `topology: off` is a word, and `yes` no number.
+    """Loads YAML without booleans, because no setting is one: `topology: off` is a word.
 
-    Depth and the number of values are bounded, each alias counted as all that it stands for.
+    Depth and number of values are limited; an alias counts as all the values that it repeats.
     """
 
     yaml_implicit_resolvers = {  # noqa: RUF012  yaml's own form
@@ -131,7 +131,7 @@ class _Loader(yaml.SafeLoader):
         self._values_of: dict[yaml.Node, int] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Read one value with all that is in it; refuse what is too deep, or too much."""
+        """Compose one node with everything below it; reject it if it is too deep or too large."""
         mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
         is_alias = self.check_event(yaml.AliasEvent)
         before = self._values
@@ -155,7 +155,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
-        """Take each key as text; refuse one that is there twice, whose last PyYAML would take."""
+        """Construct a map with text as keys; reject a repeated key, which PyYAML accepts."""
         seen = set()
         for name, _ in node.value:
             if not isinstance(name, yaml.ScalarNode):
@@ -172,17 +172,18 @@ class _Loader(yaml.SafeLoader):
 
 
 class _RejectedError(yaml.MarkedYAMLError):
-    """A fault that PyYAML would not see; `problem` is our own text, which quotes nothing."""
+    """A fault that PyYAML would not report; `problem` is our own text, which quotes no value."""
 
 
 # The configuration file, and the commit that the image was built from.
 CONFIG_VARIABLE: Final = f"{ENV_PREFIX}CONFIG"
 REVISION_VARIABLE: Final = f"{ENV_PREFIX}REVISION"
 _OURS: Final = (CONFIG_VARIABLE, REVISION_VARIABLE)
-# How the names continue that tell this repository's tests what to run with.
+# The names of the variables that configure this repository's tests begin with the prefix and this.
 _TESTS: Final = "TEST_"
-# How the names continue that Kubernetes sets in every container for a Service whose name is or
-# begins with `sms-bridge`: SERVICE_HOST=10.0.0.1, WEBHOOK_PORT_8080_TCP_ADDR=10.0.0.1.
+# The names, after the prefix, of variables that Kubernetes sets in every container for a Service
+# whose name is or begins with `sms-bridge`: SERVICE_HOST=10.0.0.1,
+# WEBHOOK_PORT_8080_TCP_ADDR=10.0.0.1.
 _SERVICE: Final = re.compile(
     r"(?:\w+_)?"
     r"(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)"
@@ -190,9 +191,9 @@ _SERVICE: Final = re.compile(
 
 
 def read_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
-    """Return the values that variables give, and a fault for each that looks like a setting.
+    """Return the environment's settings, and a fault for each unknown variable with our prefix.
 
-    Lists and maps are still text: the model reads them as JSON.
+    Lists and maps remain text, which the model parses as JSON.
     """
     known: dict[str, str] = {}
     faults: list[str] = []
@@ -206,7 +207,7 @@ def read_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], list[s
 
 
 class _Environment(EnvSettingsSource):
-    """pydantic-settings' reader of the environment, over a mapping that is handed in."""
+    """Reads settings from a given mapping, as pydantic-settings does from the environment."""
 
     def __init__(self, settings: type[BaseSettings], environ: Mapping[str, str]) -> None:
         self._environ = environ
@@ -219,12 +220,12 @@ class _Environment(EnvSettingsSource):
 
 
 def _variable(path: str) -> str:
-    """Name the variable that overrides a key."""
+    """Return the name of the variable that overrides a key."""
     return ENV_PREFIX + path.upper().replace(".", "__")
 
 
 def _fault_of(variable: str, value: str) -> str | None:
-    """Describe a variable that looks like ours and is not read, or cannot be used as it is."""
+    """Return the fault of a variable that looks like a setting but is none; None if it is fine."""
     name = variable.upper()
     if not name.startswith(ENV_PREFIX) or _is_of_others(variable, value):
         return None
@@ -253,13 +254,13 @@ def _is_of_others(variable: str, value: str) -> bool:
     name = variable.upper().removeprefix(ENV_PREFIX)
     if variable in _OURS or name.startswith(_TESTS):
         return True
-    # WEBHOOK_PORT=8081 may be meant for WEBHOOK__PORT; a Service's is always a URL.
+    # WEBHOOK_PORT=8081 may be a mistake for WEBHOOK__PORT; the value for a Service is always a URL.
     is_port = name.endswith("PORT") and value.startswith(("tcp://", "udp://", "sctp://"))
     return is_port or bool(_SERVICE.fullmatch(name))
 
 
 def _remedy(name: str) -> str:
-    """Name the variable that was meant by one without a section, or say how one is written."""
+    """Return the remedy for a variable without a section: a similar name, or an example."""
     variables = [*map(_variable, known_keys()), *_OURS]
     # Compared without the common prefix, which would make all names alike.
     found = nearest(name, (one.removeprefix(ENV_PREFIX).lower() for one in variables))
@@ -269,10 +270,10 @@ def _remedy(name: str) -> str:
 
 
 def load_settings(path: Path | None, environ: Mapping[str, str]) -> Settings:
-    """Read the file, lay the environment over it, and check the whole.
+    """Read the file, merge the environment into it, and validate the result.
 
-    Raises ConfigError with one line for each fault. Secret files are not opened here: what a
-    role needs is read when it starts, and again whenever the file changes.
+    Raises ConfigError with one line for each fault. Secret files are not opened here: a role reads
+    its files when it starts, and again whenever they change.
     """
     of_file, lines = ({}, {}) if path is None else read_yaml(path)
     of_environment, faults = read_environment(environ)

@@ -1,8 +1,8 @@
-"""What is known of services: a file for each, with settings of `sms_api` and what it answers.
+"""Reads the presets of SMS services: one file for each, with its settings and examples.
 
-Under `webhook` it has those of an endpoint that the service calls, under `webhooks` what it calls.
-A preset's settings are the same keys as a user's, which are laid over them: a key that the user
-gives counts, and null leaves it to the preset. `request.fields` is taken as a whole; the codes of
+A file has settings of `sms_api` and of an endpoint (`webhook`), and examples of the service's
+answers (`answers`) and webhooks (`webhooks`). The settings have the same keys as a user's, which
+override them; null keeps the preset's value. `request.fields` is replaced as a whole; the codes of
 `response.errors` are added to the preset's.
 """
 
@@ -31,9 +31,9 @@ Preset = Literal[
     "httpsms",
 ]
 PRESETS: Final[tuple[Preset, ...]] = get_args(Preset)
-# Taken as a whole: a field of the preset's that is left would be sent beside the user's.
+# Replaced as a whole: otherwise the preset's other fields would be sent with the user's.
 _WHOLE: Final = ("fields",)
-# In C, where PyYAML has it: a tenth of the time.
+# The loader in C, if PyYAML has it, takes a tenth of the time.
 _Loader: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -49,15 +49,15 @@ KnownPreset = Annotated[Preset, BeforeValidator(_check_preset)]
 
 
 def preset_settings(name: Preset) -> dict[str, Any]:
-    """Return the settings of `sms_api` that a preset brings along, each of its shape's keys."""
+    """Return a preset's settings of `sms_api`, with every key that describes the API."""
     generic: dict[str, Any] = _read("generic")["sms_api"]
     return generic if name == "generic" else lay_over(generic, _read(name)["sms_api"])
 
 
 def preset_endpoint(name: Preset) -> dict[str, Any]:
-    """Return the settings of a webhook endpoint that a preset brings along.
+    """Return a preset's settings of a webhook endpoint.
 
-    Where the service sends nothing that binds the body, `signature` is not among them.
+    They have no `signature` if the service sends nothing that authenticates the body.
     """
     own: dict[str, Any] = _read(name)["webhook"]
     below = dict(_read("generic")["webhook"])
@@ -67,45 +67,45 @@ def preset_endpoint(name: Preset) -> dict[str, Any]:
 
 
 def documented_answers(name: Preset) -> Sequence[Mapping[str, Any]]:
-    """Return examples of what the service answers: `means`, `status`, `body`, `fate` of each.
+    """Return examples of the service's answers, each with `means`, `status`, `body` and `fate`.
 
-    `missing` names what a request lacks that is answered so, where the service tells.
+    `missing`, if present, names the part of a request whose absence causes this answer.
     """
     answers: list[Mapping[str, Any]] = _read(name)["answers"]
     return answers
 
 
 def code_meanings(name: Preset) -> Mapping[str, str]:
-    """Return what each code of the service says, in our words; a status may stand for a code."""
+    """Return our explanation of each error code of the service; a status may stand for a code."""
     meanings: Mapping[str, str] = _read(name)["meanings"]
     return meanings
 
 
 def needed_settings(name: Preset) -> Mapping[str, str]:
-    """Return settings of `sms_api` that the service needs, with what it calls each of them."""
+    """Return the settings of `sms_api` that the service needs, with its own name for each."""
     needs: Mapping[str, str] = _read(name)["needs"]
     return needs
 
 
 def webhook_secret(name: Preset) -> str:
-    """Return what the service calls the secret of its webhooks."""
+    """Return the service's name for the secret of its webhooks."""
     words: str = _read(name)["webhook_secret"]
     return words
 
 
 def webhook_repeats(name: Preset) -> str:
-    """Return when the service calls again, in words."""
+    """Return a description of when the service sends a webhook again."""
     words: str = _read(name)["webhook_repeats"]
     return words
 
 
 def documented_webhooks(name: Preset) -> Sequence[Mapping[str, Any]]:
-    """Return examples of what the service calls.
+    """Return examples of the service's webhooks.
 
     Each has `means`, `body` (a flat map for a form), `content_type` unless it is JSON, its `type`
-    and `event_id`, and as a receipt `delivery`, `code`, `provider_id`, `message_id`, as far as it
-    has them.
-    `number` is the person's in the body, `text` that of the message.
+    and `event_id`, and, if it is a receipt, `delivery`, `code`, `provider_id` and `message_id`, as
+    far as it contains them. `number` is the phone number of a person in the body, `text` the text
+    of the message.
     """
     webhooks: list[Mapping[str, Any]] = _read(name)["webhooks"]
     return webhooks
@@ -119,7 +119,7 @@ def _read(name: Preset) -> dict[str, Any]:
 
 
 def lay_over(below: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Lay what is given over what is below; what is given as null stays as it is there."""
+    """Merge `given` into `below`, map by map; a null keeps the value below."""
     laid = dict(below)
     for key, value in given.items():
         under = below.get(key)
@@ -132,7 +132,7 @@ def lay_over(below: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, An
 
 
 def as_map(value: object) -> object:
-    """Read a map that the environment gives as JSON; what is none is left to be told as a fault."""
+    """Parse a map that the environment contains as JSON; return invalid text for validation."""
     if not isinstance(value, str):
         return value
     try:

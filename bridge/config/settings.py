@@ -1,6 +1,7 @@
-"""Every key of the configuration with its type and its default, a class for each section.
+"""All keys of the configuration with their types and defaults, one class for each section.
 
-`config.example.yaml` says what each is for. A `Duration` is in seconds, however it was written.
+`config.example.yaml` explains each key. A `Duration` is in seconds, in whatever unit it was
+written.
 """
 
 from collections.abc import Iterator
@@ -39,17 +40,18 @@ from bridge.config.webhook import WebhookSettings
 
 Role = Literal["worker", "webhook"]
 TopologyMode = Literal["declare", "verify", "off"]
-# What becomes of a message that may have been sent: it is sent again with its key, or never.
+# What to do with a message that may have been sent: send it again with its idempotency key, or
+# never.
 OnUncertain = Literal["retry", "park"]
 
 ENV_PREFIX: Final = "SMS_BRIDGE_"
 URGENT_BY_DEFAULT: Final = "{queue}.urgent"
-# Stands for the sender where the service is told none.
+# The default sender if requests to the service contain no sender.
 NO_SENDER: Final = "unused"
 
 
 class TlsSettings(Section):
-    """How to trust the broker and be trusted by it."""
+    """TLS to the broker: trusted authorities, and a client certificate."""
 
     ca_file: FilePath | None = None
     cert_file: FilePath | None = None
@@ -58,7 +60,7 @@ class TlsSettings(Section):
 
 
 class RabbitMQSettings(Section):
-    """The broker."""
+    """The connection to RabbitMQ."""
 
     url: BrokerUrls = (SecretStr("amqp://guest:guest@localhost:5672/"),)
     username: Name | None = None
@@ -73,7 +75,7 @@ class RabbitMQSettings(Section):
 
 
 class RateLimitSettings(Section):
-    """How fast to send; `per_sender` limits each `from` on its own."""
+    """Limits of the send rate; `per_sender` limits each `from` separately."""
 
     per_second: Annotated[float, Field(gt=0)] | None = None
     burst: Annotated[int, Field(ge=1)] | None = None
@@ -82,7 +84,7 @@ class RateLimitSettings(Section):
 
 
 class WorkerSettings(Section):
-    """From the queue to the API."""
+    """The worker, which sends the messages of a queue to the SMS API."""
 
     queue: QueueName = "sms.outbound"
     urgent_queue: Annotated[QueueName | None, Field(validate_default=True)] = URGENT_BY_DEFAULT
@@ -117,12 +119,12 @@ class WorkerSettings(Section):
     def _follow_the_queue(cls, name: object, info: ValidationInfo) -> object:
         if name != URGENT_BY_DEFAULT:
             return name
-        # A queue whose own name is refused is missing here.
+        # `queue` is missing here if its own value is invalid.
         return URGENT_BY_DEFAULT.format(queue=info.data.get("queue", "sms.outbound"))
 
     @property
     def most_in_flight(self) -> int:
-        """How many requests may ever be in flight at once."""
+        """Maximum number of requests in flight."""
         return self.max_concurrency if self.concurrency == "auto" else self.concurrency
 
     @model_validator(mode="after")
@@ -150,28 +152,28 @@ class WorkerSettings(Section):
 
 
 class AdminSettings(Section):
-    """Probes and metrics; port 0 takes any free port and logs it."""
+    """The port for probes and metrics; 0 takes any free port and logs it."""
 
     host: Name = "0.0.0.0"  # noqa: S104  probes come from outside the pod
     port: Port = 9090
 
 
 class LogSettings(Section):
-    """What is logged, and how."""
+    """Level and format of the log."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["json", "console", "auto"] = "auto"
 
 
 class TracingSettings(Section):
-    """Where spans go, and how many; W3C trace headers are passed on with tracing on or off."""
+    """Export of spans. W3C trace headers are passed on even if nothing is exported."""
 
     otlp_endpoint: OtlpUrl | None = None
     sample_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
 
 
 class Settings(BaseSettings):
-    """The whole configuration. Make one with `load_settings`."""
+    """The whole configuration. Create it with `load_settings`."""
 
     model_config = SettingsConfigDict(
         extra="forbid",
@@ -194,10 +196,10 @@ class Settings(BaseSettings):
     @field_validator("worker")
     @classmethod
     def _suit_the_service(cls, worker: WorkerSettings, info: ValidationInfo) -> WorkerSettings:
-        """Choose the defaults that depend on what the service can do.
+        """Choose the defaults that depend on the service.
 
-        Where it cannot tell a repeat, one would be a second text: park. Where it is told no
-        sender, a request needs none.
+        If the service does not recognise repeats, a retry could send a second SMS: park. If
+        requests to it contain no sender, a message needs none.
         """
         api, chosen = info.data.get("sms_api"), dict[str, str]()
         if not isinstance(api, SmsApiSettings):
@@ -235,21 +237,21 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Take only what is handed in: `load_settings` reads the environment, once."""
+        """Use only the given values, because `load_settings` reads the environment itself."""
         return (init_settings,)
 
     @property
     def receipt_exchange(self) -> str | None:
-        """Where the webhook receiver tells what delivery receipts say.
+        """The exchange to which the webhook receiver publishes the outcomes in delivery receipts.
 
-        None when nobody asks for outcome events, or no endpoint knows receipts.
+        None if no outcome exchange is configured, or no endpoint reads receipts.
         """
         endpoints = self.webhook.all_endpoints
         has_receipts = any(endpoint.receipts.status_pointers for endpoint in endpoints)
         return self.worker.outcome_exchange if has_receipts else None
 
     def masked(self) -> dict[str, Any]:
-        """Return the effective configuration as plain data, every secret masked."""
+        """Return the effective configuration as plain data, with every secret masked."""
         values = self.model_dump(mode="json")
         values["rabbitmq"]["url"] = [mask_url(url) for url in self.rabbitmq.url]
         proxy = self.sms_api.proxy
@@ -262,7 +264,7 @@ def known_keys(
 ) -> Iterator[str]:
     """Yield the path of every section and key, as `worker.queue`.
 
-    With `in_lists` those of the members of lists too, as `webhook.endpoints.*.path`.
+    With `in_lists`, also the paths of keys in members of lists, as `webhook.endpoints.*.path`.
     """
     for name, field in model.model_fields.items():
         yield prefix + name

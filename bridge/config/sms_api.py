@@ -1,6 +1,6 @@
-"""The SMS service's API: where it is, how it is asked, what its answers mean.
+"""Settings of the SMS service's API: its address, its requests, the meaning of its answers.
 
-The defaults of what describes its shape are those of the preset `generic`; `presets` has the
+The defaults of the keys that describe the API are those of the preset `generic`; `presets` has the
 others.
 """
 
@@ -41,7 +41,7 @@ from bridge.config.presets import (
 )
 from bridge.config.urls import BaseUrl, ProxyUrl
 
-# Where no preset knows what the service calls a setting.
+# Used if the preset has no name of the service's own for a setting.
 _REMEDIES: Final = {
     "base_url": "the worker needs it",
     "account": "it is what {account} stands for",
@@ -51,7 +51,7 @@ _REMEDIES: Final = {
 
 
 class SmsApiSettings(Section):
-    """The SMS service's REST API; a preset sets all of its shape, and a single key overrides it."""
+    """The SMS service's REST API; a preset describes it, and a single key overrides the preset."""
 
     preset: KnownPreset = "generic"
     base_url: BaseUrl | None = None
@@ -159,12 +159,12 @@ class SmsApiSettings(Section):
 
     @property
     def knows_repeats(self) -> bool:
-        """Whether the service can tell a repeat of a request from another one."""
+        """Whether the service recognises a repeated request by its idempotency key."""
         return self.idempotency != "none"
 
     @property
     def needs_key(self) -> bool:
-        """Whether the service is told `key`, as its login or in the body."""
+        """Whether requests contain `key`, for authentication or in the body."""
         return self.auth.scheme != "none" or "secret" in self.request.placeholders
 
     @property
@@ -173,7 +173,7 @@ class SmsApiSettings(Section):
 
     @property
     def missing(self) -> list[str]:
-        """A fault for each setting that the worker needs and nobody has given."""
+        """An error text for each setting that the worker needs and that is missing."""
         auth, words = self.auth, needed_settings(self.preset)
         has_username = auth.username or auth.username_file or self.account
         is_missing = {
@@ -183,7 +183,7 @@ class SmsApiSettings(Section):
             "key": self.needs_key and self.key is None and self.key_file is None,
         }
         if is_missing["auth.username"] and "account" in words:
-            # Which is its default, and what this service calls it by.
+            # The account is the default user name, and the preset has the service's name for it.
             is_missing |= {"account": True, "auth.username": False}
         told = _REMEDIES | {key: f"it is {words[key]}" for key in words if key != "key"}
         if "key" in words:
@@ -192,9 +192,10 @@ class SmsApiSettings(Section):
 
 
 def _with_one_idempotency(given: dict[str, Any], laid: dict[str, Any]) -> dict[str, Any]:
-    """Let `idempotency_header`, which is older, override a preset's header, and show the one used.
+    """Merge the older key `idempotency_header` into `idempotency`, and show the header in use.
 
-    Null sends none. Its own default says nothing: whoever writes it out may mean another preset's.
+    Null sends no header. The default value, even if it is written out, does not override the header
+    of a preset.
     """
     name = given.get("idempotency_header", DEFAULT_IDEMPOTENCY_HEADER)
     if name is not None and not may_be_named(name):
@@ -208,7 +209,7 @@ def _with_one_idempotency(given: dict[str, Any], laid: dict[str, Any]) -> dict[s
     if older != idempotency and given.get("idempotency") is not None:
         raise ValueError("idempotency_header is given beside idempotency; leave it out")
     header = older.removeprefix("header:") if older.startswith("header:") else None
-    # What cannot be one is told as a fault of `idempotency`.
+    # An invalid name is reported as a fault of `idempotency`.
     shown_name = header if may_be_named(header) else None
     if older == idempotency:
         return laid | {"idempotency_header": shown_name}
@@ -224,9 +225,9 @@ def _may_be_longer(key: Slot, bound: Slot) -> bool:
 
 
 def _with_field_of_key(laid: dict[str, Any], of_preset: dict[str, Any]) -> dict[str, Any]:
-    """Keep the preset's own field of the idempotency key, which has its bound.
+    """Keep the preset's field of the idempotency key, which limits the length of the key.
 
-    It would go with the preset's other fields when the user gives theirs.
+    Otherwise the user's `request.fields` would replace it together with the other fields.
     """
     kind, _, pointer = str(laid["idempotency"]).partition(":")
     request = laid["request"]

@@ -1,6 +1,6 @@
-"""The URLs in the configuration: what each may hold, and how it is shown without its secrets.
+"""Validates the URLs in the configuration, and masks the secrets in them.
 
-No fault quotes a URL, nor does it chain an exception that does: it may hold a password.
+No fault quotes a URL, or chains an exception that does, because it may contain a password.
 """
 
 import re
@@ -19,7 +19,7 @@ _HTTP: Final = "https://api.example.com"
 
 
 def mask_url(url: SecretStr) -> str:
-    """Write a URL without its user, password, query and fragment: each may be a secret."""
+    """Return a URL with user, password and query masked, and without its fragment."""
     parsed = URL(url.get_secret_value())
     shown = parsed.with_user(None)
     if parsed.user is not None:
@@ -52,7 +52,7 @@ def _check_broker(value: SecretStr) -> SecretStr:
 
 def _check_proxy(value: SecretStr) -> SecretStr:
     url = _parse_with_login(value, _PROXY)
-    # yarl takes a host with white space.
+    # yarl accepts a host with white space.
     if url.scheme not in {"http", "https"} or not url.host or re.search(r"\s", url.host):
         raise ValueError(f"must look like {_PROXY}")
     return value
@@ -60,11 +60,11 @@ def _check_proxy(value: SecretStr) -> SecretStr:
 
 def _check_http(value: str, *, remedy: str = "") -> str:
     url = _parse(value, _HTTP)
-    # yarl takes a host with white space.
+    # yarl accepts a host with white space.
     if url.scheme not in {"http", "https"} or not url.host or re.search(r"\s", url.host):
         raise ValueError(f"must look like {_HTTP}")
     if url.user is not None or url.password is not None:
-        # An HTTP client would send it as Basic, in place of the API key.
+        # An HTTP client would send it as Basic authentication, in place of the API key.
         raise ValueError(f"must not hold a user or password{remedy}")
     if url.query_string or url.fragment:
         raise ValueError("must not hold a query or a fragment")
@@ -73,7 +73,7 @@ def _check_http(value: str, *, remedy: str = "") -> str:
 
 def _check_public(value: str) -> str:
     if "#" in value:
-        # Services take settings of their own there, and neither call nor sign them.
+        # Services read settings of their own from the fragment, which they neither call nor sign.
         raise ValueError(
             "must not hold a fragment; what stands behind the # (such as rc=5) is for the service, "
             "so put it behind the address where the service is told it, and leave it out here"
@@ -86,13 +86,13 @@ def _check_public(value: str) -> str:
 
 
 def _parse_with_login(value: SecretStr, example: str, *, remedy: str = "") -> URL:
-    """Parse a URL that may hold a user and a password.
+    """Parse a URL that may contain a user and a password.
 
-    Raises ValueError with the remedy when a character in them would end them too early.
+    Raises ValueError with the remedy if they contain a character that would end them.
     """
     text = value.get_secret_value()
     _, _, authority_and_rest = text.partition("://")
-    # User and password end at the first of these, wherever the @ was meant to be.
+    # User and password end at the first of these characters, even if the @ comes later.
     _, _, behind = re.sub("[?#]", "/", authority_and_rest).partition("/")
     if "@" in behind:
         raise ValueError(
@@ -122,12 +122,12 @@ BrokerUrls = Annotated[
 ]
 ProxyUrl = Annotated[SecretStr, AfterValidator(_check_proxy)]
 HttpUrl = Annotated[str, AfterValidator(_check_http)]
-# Where a service calls us.
+# The address that a service calls.
 PublicUrl = Annotated[str, AfterValidator(_check_public)]
 OtlpUrl = Annotated[
     str, AfterValidator(partial(_check_http, remedy="; a token goes in OTEL_EXPORTER_OTLP_HEADERS"))
 ]
-# A path is put behind it, so a slash at its end would be one too many.
+# A path is appended to it, so a slash at the end is removed.
 BaseUrl = Annotated[
     str,
     AfterValidator(partial(_check_http, remedy="; the API key goes in sms_api.key_file")),

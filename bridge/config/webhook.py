@@ -1,7 +1,7 @@
-"""The public port, and the endpoints on it: what a service calls, how it signs, what events are.
+"""Settings of the public port and its endpoints: paths, signatures, events, receipts.
 
-The defaults of what describes a service are those of the preset `generic`; `presets` has the
-others.
+The defaults of the keys that describe a service are those of the preset `generic`; `presets` has
+the others.
 """
 
 from collections.abc import Iterator, Mapping
@@ -35,7 +35,7 @@ from bridge.config.urls import PublicUrl
 
 MAX_VALUES: Final = 50
 
-# A service's own word for what became of a message; some are numbers.
+# A service's own word for the delivery state of a message; some are numbers.
 StatusValue = Annotated[
     str, StringConstraints(min_length=1, max_length=64), BeforeValidator(write_number)
 ]
@@ -46,8 +46,8 @@ Pointers = Annotated[tuple[Pointer, ...], List, Field(max_length=10)]
 class ReceiptSettings(Section):
     """How a delivery receipt is recognised and read; without `status_pointers` no event is one.
 
-    Of each list of pointers the first that leads to something counts. With `list_pointer` an event
-    may hold many receipts, and the other pointers begin at each member of that list.
+    In each list of pointers, the first one that finds a value counts. With `list_pointer` an event
+    may contain several receipts, and the other pointers start at each member of that list.
     """
 
     type_values: Annotated[tuple[Name, ...], List, Field(max_length=MAX_VALUES)] = ()
@@ -78,7 +78,7 @@ class ReceiptSettings(Section):
         return self
 
 
-# How services sign their webhooks.
+# Presets of signature schemes.
 SignaturePreset = Literal[
     "plain",
     "github",
@@ -102,13 +102,13 @@ SecretEncoding = Literal["utf8", "base64", "hex", "whsec"]
 
 MAX_ENDPOINTS: Final = 50
 DEFAULT_RESPONSE_SECONDS: Final = 2.5
-# Where the settings of the default endpoint stand, and those of the others.
+# The paths of the settings of the default endpoint, and of the others.
 DEFAULT_ENDPOINT: Final = "webhook"
 _OTHERS: Final = "webhook.endpoints"
 
 
 def _as_number(value: object) -> object:
-    """Read a status as the environment gives it."""
+    """Convert a status from the environment, which is text, to a number."""
     return int(value) if isinstance(value, str) and value.isdecimal() else value
 
 
@@ -117,7 +117,7 @@ UnsignedStatus = Annotated[Literal[401, 503], BeforeValidator(_as_number)]
 
 
 class AnswerSettings(Section):
-    """What the service wants to read when its webhook was taken."""
+    """The answer that the service expects to an accepted webhook."""
 
     status: AnswerStatus = 200
     content_type: Annotated[str, StringConstraints(pattern=CONTENT_TYPE)] | None = None
@@ -125,7 +125,7 @@ class AnswerSettings(Section):
 
 
 class SignatureSettings(Section):
-    """How the service signs; a preset sets every knob, and a single knob overrides it."""
+    """How the service signs; a preset sets every key, and a single key overrides it."""
 
     preset: SignaturePreset = "plain"
     header: HeaderName | None = None
@@ -142,9 +142,9 @@ class SignatureSettings(Section):
 
 
 class EndpointSettings(Section):
-    """A path that one service calls, with its secrets, and where things stand in its events.
+    """A path that one service calls, its secrets, and the structure of its events.
 
-    A preset sets what describes the service, and a single key overrides it.
+    A preset sets the keys that describe the service, and a single key overrides it.
     """
 
     path: RequestPath
@@ -182,7 +182,7 @@ class EndpointSettings(Section):
         if signature is None:
             given = {key: value for key, value in given.items() if key != "signature"}
         elif isinstance(signature, dict) and signature.get("preset") is not None:
-            # The preset's knobs belong to its own scheme.
+            # The keys of the preset belong to its own signature scheme.
             below["signature"] = {}
         return lay_over(below, given)
 
@@ -197,12 +197,12 @@ class EndpointSettings(Section):
 
     @property
     def knows_signature(self) -> bool:
-        """Whether the preset or the user says how the service signs."""
+        """Whether the preset or the user defines how the service signs."""
         return "signature" in self.model_fields_set
 
     @property
     def has_secrets(self) -> bool:
-        """Whether somebody has given it secrets, and so wants it to be called."""
+        """Whether secrets are configured, which shows that the endpoint is in use."""
         return self.secrets is not None or self.secret_files is not None
 
     @property
@@ -213,7 +213,7 @@ class EndpointSettings(Section):
 
 
 class WebhookSettings(EndpointSettings):
-    """From the services' webhooks to the exchange: the port, the default endpoint, the others."""
+    """The webhook receiver: its port, its limits, the default endpoint, and other endpoints."""
 
     host: Name = "0.0.0.0"  # noqa: S104  the role exists to be reached
     port: Port = 8080
@@ -228,7 +228,7 @@ class WebhookSettings(EndpointSettings):
     max_buffered_bytes: Annotated[int, Field(ge=1)] = 64 * 1024 * 1024
     max_connections: Annotated[int, Field(ge=1, le=50_000)] = 1024
     max_in_flight: Annotated[int, Field(ge=1, le=100_000)] = 512
-    # Of the default endpoint, and of each that has none itself.
+    # For the default endpoint, and for each endpoint that has none of its own.
     response_timeout_seconds: Duration = DEFAULT_RESPONSE_SECONDS
     health_path: RequestPath | None = None
     body_timeout_seconds: Duration = 10
@@ -244,14 +244,14 @@ class WebhookSettings(EndpointSettings):
 
     @property
     def all_endpoints(self) -> tuple[EndpointSettings, ...]:
-        """Every endpoint that is served; the default one is the first, if it is."""
+        """Every endpoint that is served; if the default one is served, it comes first."""
         return tuple(self.endpoints_by_key.values())
 
     @property
     def endpoints_by_key(self) -> Mapping[str, EndpointSettings]:
         """Every endpoint that is served, by the key of its settings, as `webhook.endpoints.0`.
 
-        The default one is served when it has secrets, or when there is no other.
+        The default one is served if it has secrets, or if there is no other.
         """
         default = {} if self.endpoints and not self.has_secrets else {DEFAULT_ENDPOINT: self}
         return default | {f"{_OTHERS}.{n}": one for n, one in enumerate(self.endpoints)}
@@ -262,10 +262,10 @@ class WebhookSettings(EndpointSettings):
         return tuple(dict.fromkeys(t for one in self.all_endpoints for t in one.known_types))
 
     def response_seconds(self, endpoint: EndpointSettings) -> float:
-        """Return within which time an endpoint's webhooks are answered.
+        """Return the time in seconds within which an endpoint's webhooks are answered.
 
-        A preset's time fits its own service alone: the services of other endpoints may not wait
-        as long.
+        The time in the default endpoint's preset does not apply to other endpoints, whose services
+        may not wait as long.
         """
         if endpoint.response_timeout_seconds is not None:
             return endpoint.response_timeout_seconds
@@ -274,7 +274,7 @@ class WebhookSettings(EndpointSettings):
         return DEFAULT_RESPONSE_SECONDS if own == of_preset else own
 
     def endpoint_faults(self) -> Iterator[str]:
-        """Yield what keeps the endpoints from standing beside each other."""
+        """Yield an error text for each conflict between endpoints."""
         taken: dict[str, str] = {}
         for key, endpoint in self.endpoints_by_key.items():
             earlier = taken.setdefault(endpoint.path, key)
