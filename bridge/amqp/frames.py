@@ -333,7 +333,7 @@ def publish_pieces(
 def _parts(body: Body, max_payload_bytes: int) -> list[Piece]:
     size = len(body)
     if size <= max_payload_bytes and isinstance(body, bytes):
-        # The usual case needs no memoryview.
+        # The usual case, for which no memoryview is needed.
         return [body] if size else []
     whole = memoryview(body)
     return [whole[at : at + max_payload_bytes] for at in range(0, size, max_payload_bytes)]

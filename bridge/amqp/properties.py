@@ -38,7 +38,7 @@ _APP_ID, _CLUSTER_ID = 1 << 3, 1 << 2
 class Properties:
     """The properties of one message, under the client library's names.
 
-    Absent ones are None or empty. A delivery mode of 2 is persistent.
+    Missing properties are None or empty. A delivery mode of 2 is persistent.
     """
 
     # Not the client library's class: mypyc compiles the attributes of this one to memory offsets.
@@ -60,7 +60,7 @@ class Properties:
         "user_id",
     )
 
-    def __init__(  # noqa: PLR0913  what AMQP knows
+    def __init__(  # noqa: PLR0913  all AMQP properties
         self,
         *,
         content_type: str | None = None,

@@ -128,7 +128,7 @@ class LonePublication(Publication):
 
     @property
     def confirm(self) -> "asyncio.Future[Confirm]":
-        """The confirm, which the task that watches the channel resolves."""
+        """The confirm as a future, which the task that watches the channel resolves."""
         return self._confirm
 
     async def stored(self, deadline: float) -> None:

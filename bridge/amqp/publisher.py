@@ -32,7 +32,7 @@ from bridge.telemetry.metrics import BridgeMetrics
 
 log = Log(__name__)
 
-# Limit of unconfirmed publishes, each of which keeps its body in memory.
+# Limit of unconfirmed publishes. Each keeps its body in memory.
 MAX_UNCONFIRMED: Final = 4096
 # Used while there is no connection: RabbitMQ's default `frame_max` of 128 KiB, less the bytes
 # around the properties.
@@ -184,7 +184,7 @@ class OptionalExchange(ConfirmedChannel):
             self.missing.clear()
             try:
                 await self.serve(connection)
-            except Exception as error:  # noqa: BLE001  aiormq raises more than its own classes
+            except Exception as error:  # noqa: BLE001  aiormq raises other errors too
                 heed_cancellation()
                 log.debug("optional_channel_ended", why=describe_end(error))
             await asyncio.sleep(self._wait_seconds)
@@ -322,8 +322,8 @@ class Publisher:
     ) -> AsyncIterator[float]:
         """Yield the deadline for publishing a body, a time of the event loop's clock.
 
-        Bodies over 1 MiB are published one at a time, because unread bytes take memory, and get one
-        more second for each MiB. The same holds for a publish `alone`.
+        Bodies over 1 MiB are published one at a time, because unread bytes use memory, and get one
+        more second for each MiB. A publish `alone` is treated in the same way.
         """
         loop = asyncio.get_running_loop()
         seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
@@ -410,7 +410,7 @@ class Publisher:
                 return await open_channel(connection, confirms=True), connection
         except TimeoutError:
             raise not_stored("timeout") from None
-        except Exception as error:  # noqa: BLE001  aiormq raises more than its own classes
+        except Exception as error:  # noqa: BLE001  aiormq raises other errors too
             log.debug("no_channel", error=type(error).__name__)
             raise not_stored("error") from None
 
