@@ -244,7 +244,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         try:
             is_crowded = self._occupancy.is_crowded_for(self)
             answer = _FULL if is_crowded else self._service.handler(request)
-        except Exception as bug:  # noqa: BLE001  whatever it is
+        except Exception as bug:  # noqa: BLE001  any bug
             answer = _internal_error(bug)
         if isinstance(answer, Response):
             self._respond(request, answer)

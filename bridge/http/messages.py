@@ -62,14 +62,14 @@ class Request:
 
     __slots__ = ("body", "first", "headers", "keep_alive", "method", "path", "query", "size_bytes")
 
-    def __init__(  # noqa: PLR0913, PLR0917  what a request is
+    def __init__(  # noqa: PLR0913, PLR0917  all parts of a request
         self,
         method: str,
         path: str,
         query: bytes,
         headers: Headers,
         body: bytes,
-        keep_alive: bool = True,  # noqa: FBT001, FBT002  as the others, by its place
+        keep_alive: bool = True,  # noqa: FBT001, FBT002  positional
         size_bytes: int = 0,
         first: Mapping[bytes, bytes] = _NO_HEADERS,
     ) -> None:

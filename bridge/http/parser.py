@@ -201,7 +201,7 @@ class RequestParser:
     # Called by httptools
 
     def on_message_begin(self) -> None:
-        """Begin a request."""
+        """Begin a request; refuse it if too many are waiting."""
         self._begin()
         self._move(HEADER)
         if len(self.requests) >= MAX_PIPELINED:
@@ -225,7 +225,7 @@ class RequestParser:
                 raise _RefusedError(fault)
 
     def _measure_header(self) -> Response | None:
-        """Measure the received part of the header, and refuse one that is too large."""
+        """Measure the received part of the header; return the refusal if it is too large."""
         headers = self._headers
         size = len(self._url) + HEADER_FRAMING_BYTES * len(headers)
         for name, value in headers:

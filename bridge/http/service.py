@@ -23,10 +23,10 @@ Eviction = Literal["connections", "memory"]
 class Limits:
     """The limits of one listener.
 
-    `max_buffered_bytes` bounds the memory of all unanswered requests together, headers included.
+    `max_buffered_bytes` limits the memory of all unanswered requests together, headers included.
     `keep_alive_seconds` is how long a connection may be silent between two requests,
-    `idle_timeout_seconds` how long before the first one, within a header, or with a response
-    unread.
+    `idle_timeout_seconds` how long before the first request, within a header, or with an unread
+    response.
     """
 
     max_connections: int
