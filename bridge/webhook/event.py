@@ -64,13 +64,13 @@ class WebhookEvent:
         "type",
     )
 
-    def __init__(  # noqa: PLR0913  what an event is
+    def __init__(  # noqa: PLR0913  all parts of an event
         self,
         *,
         path: str,
         body: bytes,
         is_json: bool,
-        type: str | None,  # noqa: A002  as AMQP has it
+        type: str | None,  # noqa: A002  AMQP's name
         routing_key: str,
         sha256: str,
         event_id: str | None,
@@ -153,7 +153,7 @@ def inflate(body: bytes, content_encoding: str) -> bytes:
 
 
 def read_body(body: bytes, content_type: str | None) -> Any:  # noqa: ANN401  JSON
-    """Parse a body as JSON whatever its content type, or as a `Form` if the content type says so.
+    """Parse a body as JSON with any content type, or as a `Form` with the content type of a form.
 
     Returns NOT_JSON for anything else, and for a form of more than `MAX_FORM_FIELDS` fields.
     """
@@ -247,7 +247,7 @@ def _is_routing_key(text: str) -> bool:
 
 
 def _short(text: str | None) -> str | None:
-    """Cut a text to what fits a short string of AMQP, at a whole character."""
+    """Truncate a text to the limit of an AMQP short string, at a whole character."""
     if text is None or (text.isascii() and len(text) <= MAX_SHORT_STRING_BYTES):
         return text
     encoded = text.encode("utf-8", "replace")[:MAX_SHORT_STRING_BYTES]

@@ -88,7 +88,7 @@ class RecentEvents:
         publication.when_known(partial(self._end, key))
         await publication.stored(deadline)
 
-    def _end(self, key: bytes, is_stored: bool) -> None:  # noqa: FBT001  as it is told
+    def _end(self, key: bytes, is_stored: bool) -> None:  # noqa: FBT001  a callback
         if is_stored:
             self._published.add(key, b"")
         self._in_flight.pop(key).set_result(is_stored)

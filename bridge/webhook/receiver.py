@@ -172,7 +172,7 @@ class Receiver:
         webhook = self.recorder.begin(request, self._endpoints[request.path])
         try:
             if self.recorder.in_flight > self._settings.max_in_flight:
-                raise RefusedError(_TRY_LATER, "overloaded")  # noqa: TRY301  as all refusals
+                raise RefusedError(_TRY_LATER, "overloaded")  # noqa: TRY301  caught below
             verified = self._verify(webhook)
             event = self._name(webhook, verified)
             return self._publish_at_once(webhook, event) or self._publish_later(webhook, event)
@@ -255,7 +255,7 @@ class Receiver:
 
     def _settle(self, waiting: Unconfirmed, error: PublishError | None) -> None:
         answer = waiting.answer
-        if answer.cancelled():  # The connection is gone, so nobody reads the answer.
+        if answer.cancelled():  # The client has disconnected.
             self.recorder.forget()
             return
         try:

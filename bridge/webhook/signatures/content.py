@@ -102,7 +102,7 @@ def with_digest(query: bytes, body: bytes) -> bytes:
     return query + b"&" + digest if query else digest
 
 
-def build_content(  # noqa: PLR0913  what may be signed
+def build_content(  # noqa: PLR0913  all parts of the content
     scheme: Scheme,
     body: bytes,
     *,

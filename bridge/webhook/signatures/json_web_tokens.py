@@ -33,7 +33,7 @@ _ALGORITHMS: Final = {"sha256": "HS256", "sha384": "HS384", "sha512": "HS512"}
 _HASHES: Final = {"body": "payload_hash", "url": "url_hash"}
 # MessageBird's own clients accept a token this long after its expiry.
 _EXPIRY_LEEWAY_SECONDS: Final = 1
-# Lifetime of the tokens that `write_token` makes.
+# Lifetime of the tokens that `write_token` creates.
 _LIFETIME_SECONDS: Final = 60
 
 
@@ -50,8 +50,9 @@ def read_token(
 ) -> VerifiedToken:
     """Verify that a holder of one of the keys signed this body, and the address if in the scheme.
 
-    `body` is None for a GET, whose token must not contain a body hash: a token of a POST does not
-    fit a GET, nor the reverse. Raises InvalidSignatureError. The caller judges the token's age.
+    `body` is None for a GET, whose token must not contain a body hash: the token of a POST is not
+    valid for a GET, nor the reverse. Raises InvalidSignatureError. The caller checks the token's
+    age.
     """
     index, claims = _signed_claims(scheme, keys, _compact(scheme, only(given, scheme.header)))
     if scheme.issuer is not None and claims.get("iss") != scheme.issuer:
