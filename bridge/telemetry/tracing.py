@@ -268,7 +268,7 @@ class _BoundedSession(requests.Session):
         with answer:
             answer.raw.read(MAX_ANSWER_BYTES)
         if answer.status_code in REDIRECTS:
-            # The exporter does not follow a redirect, and would count the spans as exported.
+            # The exporter does not follow a redirect, and would count these spans as exported.
             raise requests.TooManyRedirects
         return answer
 
