@@ -27,7 +27,7 @@ class Queue:
     name: str
     arguments: dict[str, Any] = field(default_factory=lambda: dict(QUORUM))
     use: Use = "own"
-    # The setting that, if null, makes the bridge work without the queue.
+    # The setting that removes the need for the queue if it is null.
     switch: str | None = None
 
 

@@ -52,7 +52,7 @@ class Difference:
 
     @property
     def why(self) -> str:
-        """Name the entity, what is wrong with it, and the remedy."""
+        """Text with the entity, the difference and the remedy."""
         return f"{name_of(self.entity)}: {self.text}; {self.fix}"
 
 

@@ -175,7 +175,7 @@ async def probe(connection: Connection, queue: str) -> bool | None:
             finally:
                 # Also after a timeout: a broker limits the number of channels per connection.
                 close_soon(channel)
-    except Exception:  # noqa: BLE001  aiormq raises more than its own classes
+    except Exception:  # noqa: BLE001  aiormq raises other errors too
         return None
     return exists
 

@@ -79,7 +79,7 @@ async def try_to_read_queue(
     except ChannelAccessRefused:
         if refused is not None:
             refused.add(queue)
-    except Exception as error:  # noqa: BLE001  aiormq raises more than its own classes
+    except Exception as error:  # noqa: BLE001  aiormq raises other errors too
         # The other users of the connection notice by themselves that it is lost.
         log.debug("queue_not_read", queue=queue, error=type(error).__name__)
     return None
