@@ -1,6 +1,6 @@
 """The command line: `sms-bridge`, the same as `python -m bridge`.
 
-Each command imports what it needs when it runs, so that `--help` is quick.
+Each command imports its modules when it runs, so that `--help` is fast.
 """
 
 import logging
@@ -122,7 +122,7 @@ def _show_completion(context: typer.Context, parameter: Any, shell: str | None) 
     show_callback(context, parameter, shell)
 
 
-def _print_version(wanted: bool) -> None:  # noqa: FBT001  typer calls it so
+def _print_version(wanted: bool) -> None:  # noqa: FBT001  called by typer
     if wanted:
         from bridge import __version__, is_compiled
 

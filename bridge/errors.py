@@ -53,7 +53,7 @@ class BridgeError(Exception):
 
 
 class ConfigError(BridgeError):
-    """The configuration is invalid; `faults` holds one readable line for each reason."""
+    """The configuration is invalid; `faults` has one readable line for each fault."""
 
     def __init__(self, *faults: str) -> None:
         super().__init__("\n".join(faults))
@@ -85,7 +85,7 @@ class ConnectError(BrokerError):
 
 
 class CopyRefusedError(BrokerError):
-    """The broker refuses the copy of one message; the text holds the broker's reason."""
+    """The broker refuses the copy of one message; the text has the broker's reason."""
 
 
 class Refusal(NamedTuple):

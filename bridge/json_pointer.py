@@ -203,7 +203,7 @@ _Step = tuple[str, int | None]
 
 
 class _Path(NamedTuple):
-    """A parsed pointer: `steps` up to the star, `behind` after it, in each member."""
+    """A parsed pointer: `steps` up to the `*`, `behind` after it, followed in each member."""
 
     steps: tuple[_Step, ...]
     behind: tuple[_Step, ...] | None

@@ -77,7 +77,7 @@ def broker_login(settings: Settings) -> list[Credential]:
 
 
 def webhook_endpoints(settings: WebhookSettings) -> "list[Endpoint]":
-    """Make the endpoints of the webhook receiver and read their secrets.
+    """Create the endpoints of the webhook receiver and read their secrets.
 
     Raises ConfigError with the faults of all endpoints.
     """

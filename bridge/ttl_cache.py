@@ -76,7 +76,7 @@ class TtlCache:
         return self._clock() - at
 
     def _begin_segment(self, now: float) -> None:
-        """Begin a new segment, and drop old ones that the newer ones make superfluous."""
+        """Start a new segment; drop segments that are expired or beyond the minimum size."""
         self._segments.insert(0, {})
         self._closed_at.insert(0, self._added_at)
         self._begun_at = now

@@ -114,7 +114,7 @@ def documented_webhooks(name: Preset) -> Sequence[Mapping[str, Any]]:
 @functools.cache
 def _read(name: Preset) -> dict[str, Any]:
     text = (files("bridge.config") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
-    document: dict[str, Any] = yaml.load(text, Loader=_Loader)  # noqa: S506  a safe one
+    document: dict[str, Any] = yaml.load(text, Loader=_Loader)  # noqa: S506  a safe loader
     return document
 
 
