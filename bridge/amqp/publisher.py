@@ -238,8 +238,8 @@ class Publisher:
         self._large = asyncio.Lock()
         self._alone: set[asyncio.Task[None]] = set()
         # Bodies of at least this size are published on channels of their own. If the broker refuses
-        # a body, the limit drops to its size: on the shared channel, the next such body would end
-        # the channel and all publishes in flight.
+        # a body, the limit drops to the size of that body: on the shared channel, another such body
+        # would end the channel and all publishes in flight.
         self._alone_from = LARGE_BODY_BYTES + 1
 
     async def serve(self, connection: Connection) -> None:

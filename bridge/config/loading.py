@@ -179,7 +179,7 @@ class _RejectedError(yaml.MarkedYAMLError):
 CONFIG_VARIABLE: Final = f"{ENV_PREFIX}CONFIG"
 REVISION_VARIABLE: Final = f"{ENV_PREFIX}REVISION"
 _OURS: Final = (CONFIG_VARIABLE, REVISION_VARIABLE)
-# The names of the variables that configure this repository's tests begin with the prefix and this.
+# After the prefix, variables for this repository's tests begin with this.
 _TESTS: Final = "TEST_"
 # The names, after the prefix, of variables that Kubernetes sets in every container for a Service
 # whose name is or begins with `sms-bridge`: SERVICE_HOST=10.0.0.1,

@@ -55,7 +55,7 @@ HIDDEN_REMEDY: Final = "grant the permission to read it with rabbitmqctl set_per
 _FIRST_YEAR: Final = 1970
 # A date, which is not a phone number.
 _DATE: Final = re.compile(r"\b20\d\d-(0\d|1[0-2])-([0-2]\d|3[01])\b")
-# Seven digits with at most three other characters between two of them. A colon does not count,
+# Seven digits with at most three signs or spaces between two of them. A colon does not match,
 # because it separates the digits of a time.
 _PHONE_NUMBER: Final = re.compile(r"\d(?:[^\w:]{0,3}\d){6}")
 

@@ -3,9 +3,9 @@
 The row has no separators, so forms with different meanings can have the same row and the same
 signature: `Body=hi` and `From=+1555` are signed like `Body=hiFrom+1555`. An attacker who has seen a
 signed form, or who wrote a text in one, could split the row differently. Therefore a form is
-accepted only if the service could have sent no other form with the same row. Each known parameter
-has a known form of values. Without that, every text that contains the name of a parameter would
-make a row ambiguous.
+accepted only if the service could have sent no other form with the same row. The values of each
+known parameter have a known pattern, so a text that contains the name and value of a parameter does
+not by itself make a row ambiguous.
 """
 
 import re
