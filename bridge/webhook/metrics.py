@@ -115,7 +115,7 @@ class WebhookMetrics(MetricSet):
         )
         self.delivery_reports = self._counter(
             "sms_bridge_webhook_delivery_reports_total",
-            "DeliveryState receipts by what they say; `unknown` is a word that no setting lists.",
+            "Delivery receipts by delivery state; `unknown`: the status is in no setting.",
             ("status",),
             (*get_args(DeliveryState), UNKNOWN_DELIVERY),
         )
