@@ -121,7 +121,7 @@ class BridgeMetrics(MetricSet):
         )
         self.published = self._counter(
             "sms_bridge_amqp_published_total",
-            "Messages published, by what the broker said.",
+            "Messages published, by the broker's answer.",
             ("exchange", "outcome"),
             [(exchange, outcome) for exchange in exchanges for outcome in get_args(Confirm)],
         )
@@ -134,7 +134,7 @@ class BridgeMetrics(MetricSet):
         )
         self.topology_differences = self._gauge(
             "sms_bridge_topology_differences",
-            "Arguments that differ on the broker from what is needed, or 1 for what is missing.",
+            "Number of differing arguments per entity; 1 if the entity is missing.",
             ("entity",),
             entities,
         )
@@ -143,7 +143,7 @@ class BridgeMetrics(MetricSet):
         )
         self.memory_limit = self._gauge(
             "sms_bridge_memory_limit_bytes",
-            "How much memory the kernel lets the container have; +Inf without a limit.",
+            "Memory limit of the container; +Inf without a limit.",
         )
         # The limit may change while a container runs.
         self.memory_limit.set_function(read_memory_limit)
@@ -176,7 +176,7 @@ class BridgeMetrics(MetricSet):
         )
         self.log_lines_dropped = self._counter(
             "sms_bridge_log_lines_dropped_total",
-            "Log lines that found no room, because standard output was not read.",
+            "Log lines dropped because standard output was blocked or failed.",
         )
         self.spans_dropped = self._counter(
             "sms_bridge_spans_dropped_total",

@@ -208,7 +208,7 @@ class _SpanLosses:
             "spans_dropped",
             why=self._reason,
             count=self._unlogged,
-            remedy="see that a collector takes OTLP over HTTP at tracing.otlp_endpoint",
+            remedy="check that a collector accepts OTLP over HTTP at tracing.otlp_endpoint",
         )
         self._unlogged, self._logged_at = 0, self._loop.time()
 

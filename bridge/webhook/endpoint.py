@@ -29,10 +29,9 @@ UNSIGNED: Final = problem(503, "the signature is not valid", Retry_After=str(RET
 QUIET_SECONDS: Final = 3600.0
 _CLOCK: Final = "compare this computer's clock with the service's"
 _SETTINGS: Final = (
-    "compare the secret with the one at the service{public_url}; "
-    "something on the way must not rewrite bodies"
+    "compare the secret with the service's{public_url}; make sure that no proxy rewrites bodies"
 )
-_ADDRESS: Final = ", and public_url, to the letter, with the address that it is told to call"
+_ADDRESS: Final = ", and public_url exactly with the address configured there"
 _SCHEME: Final = "compare preset and signature with what the service sends"
 # Without `missing`, which mostly comes from strangers, and `ambiguous`, for which the secret was
 # right.
@@ -71,8 +70,8 @@ class Endpoint:
         )
         if not settings.knows_signature:
             raise ConfigError(
-                f"{key}.signature: is missing; preset {settings.preset} knows of nothing by which "
-                "a body can be verified, so say how a proxy in front signs what it has checked"
+                f"{key}.signature: is missing; the service of preset {settings.preset} signs no "
+                "bodies; configure the signature that a proxy in front adds"
             )
         self.scheme = scheme_from(settings.signature, settings.public_url, endpoint=key)
         self.signature_header = self.scheme.header.lower().encode()
@@ -91,8 +90,8 @@ class Endpoint:
         def check(setting: str, value: str) -> str:
             if not is_usable(self.scheme, decode_secret(self.scheme, value, setting=setting)):
                 raise ConfigError(
-                    f"{setting}: is no secret that this scheme can use; a token is signed with a "
-                    "shared secret, Ed25519 with a key whose public half belongs here"
+                    f"{setting}: is not a valid secret for this scheme: tokens need a "
+                    "shared secret, Ed25519 needs the service's public key"
                 )
             return value
 

@@ -71,7 +71,7 @@ class WebhookMetrics(MetricSet):
         )
         self.http_duration = self._histogram(
             "sms_bridge_webhook_http_request_duration_seconds",
-            "From the complete request to its answer; the broker's confirm is inside.",
+            "Time from the complete request to its answer, including the broker's confirm.",
             FAST_SECONDS,
             ("route",),
             routes,
@@ -81,7 +81,7 @@ class WebhookMetrics(MetricSet):
         )
         self.evictions = self._counter(
             "sms_bridge_webhook_evictions_total",
-            "Connections closed to make room for others, by what there was no room for.",
+            "Connections evicted to make room, by exhausted limit.",
             ("cause",),
             get_args(Eviction),
         )
@@ -96,7 +96,7 @@ class WebhookMetrics(MetricSet):
     def _events(self, types: Sequence[str]) -> None:
         self.events = self._counter(
             "sms_bridge_webhook_events_total",
-            "What became of each webhook; the type is unknown until the signature is verified.",
+            "Webhooks by outcome; the type is `unknown` until the signature is verified.",
             ("event_type", "outcome"),
             [(event_type, outcome) for event_type in types for outcome in get_args(EventOutcome)],
         )

@@ -359,5 +359,6 @@ class Receiver:
                 exchange=self._exchange,
                 type=self._metrics.type_label(event.type),
                 queue=self._settings.queue,
-                remedy="bind a queue to it with #: sms-bridge topology declare makes webhook.queue",
+                remedy="bind a queue to the exchange with routing key #; "
+                "`sms-bridge topology declare` creates webhook.queue",
             )

@@ -229,7 +229,7 @@ def _content_faults(scheme: Scheme) -> Iterator[str]:
     if _TOUCHING_TOKEN.search(scheme.signed_content):
         yield (
             "signature.signed_content: needs a fixed character between {id} or {nonce} "
-            "and what stands beside it, or a part of one could be taken for the other"
+            "and the placeholder next to it, because the boundary would be ambiguous"
         )
     if "params" in used and scheme.parameters is None:
         yield (
@@ -257,16 +257,16 @@ def _format_faults(scheme: Scheme) -> Iterator[str]:
             "and so on); set one of them, or another format"
         )
     if is_token and scheme.timestamp_from not in {"iat", "nbf"}:
-        yield "signature.timestamp_from: is the claim iat or nbf where the format is jwt"
+        yield "signature.timestamp_from: must be iat or nbf if format is jwt"
     if is_token and set(PLACEHOLDER.findall(scheme.signed_content)) - {"body", "url"}:
         yield (
-            "signature.signed_content: of a token it is {body}, or {url}{body}, whose "
-            "hashes it holds as payload_hash and url_hash"
+            "signature.signed_content: must be {body} or {url}{body} for a jwt: the token "
+            "contains their hashes (payload_hash, url_hash)"
         )
     if is_token and "{body}" not in scheme.signed_content:
         yield (
-            "signature.signed_content: needs {body}, or a token that was seen once would "
-            "make any body genuine"
+            "signature.signed_content: needs {body}; without it, a captured token would validate "
+            "any body"
         )
 
 
@@ -302,10 +302,7 @@ def _name_faults(scheme: Scheme) -> Iterator[str]:
     names = [scheme.header, scheme.id_header, scheme.nonce_header, time_header]
     lower = [name.lower() for name in names if name is not None]
     if len(set(lower)) != len(lower):
-        yield (
-            "signature.header: is also the header of the id, the nonce or the timestamp, "
-            "or two of these are one; name different headers"
-        )
+        yield ("signature.header: signature, id, nonce and timestamp must be in different headers")
     named = scheme.format.removeprefix("prefix:").removesuffix("=")
     if named in DIGEST_BYTES and named != scheme.algorithm:
         yield (
@@ -331,13 +328,13 @@ def decode_secret(scheme: Scheme, secret: str, *, setting: str = "webhook.secret
     if key and scheme.algorithm == "ed25519" and len(key) != _PUBLIC_KEY_BYTES:
         raise ConfigError(
             f"{setting}: is no Ed25519 public key, which has {_PUBLIC_KEY_BYTES} bytes; take the "
-            "service's public key, and say in signature.secret_encoding beside it how it is written"
+            "service's public key, and set signature.secret_encoding to its encoding"
         )
     if not key or not secret.strip():
         # Raised outside the handler, because the decoder's error may contain the secret.
         raise ConfigError(
             f"{setting}: the secret is empty or not {scheme.secret_encoding}; correct it, "
-            "or say in signature.secret_encoding beside it how it is written"
+            "or set signature.secret_encoding to its encoding"
         )
     return key
 

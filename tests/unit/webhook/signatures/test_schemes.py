@@ -53,7 +53,7 @@ CONTRADICTIONS = {
             "id_header": "X-One",
             "nonce_header": "X-One",
         },
-        "header: is also the header",
+        "header: signature, id, nonce and timestamp must",
     ),
     "parameters that nobody knows": (
         {"signed_content": "{url}{params}"},
@@ -69,16 +69,16 @@ CONTRADICTIONS = {
     ),
     "token with another claim": (
         {"preset": "vonage", "timestamp_from": "exp"},
-        "timestamp_from: is the claim",
+        "timestamp_from: must be iat or nbf",
     ),
-    "token without a time": ({"format": "jwt"}, "timestamp_from: is the claim"),
+    "token without a time": ({"format": "jwt"}, "timestamp_from: must be iat or nbf"),
     "token of an address alone": (
         {"preset": "vonage", "signed_content": "{url}"},
         "signed_content: needs {body}",
     ),
     "token of an id": (
         {"preset": "vonage", "signed_content": "{body}.{timestamp}"},
-        "signed_content: of a token it is",
+        "signed_content: must be {body} or {url}{body} for a jwt",
     ),
     "unknown placeholder": ({"signed_content": "{body}{salt}"}, "signed_content: holds a brace"),
     "open brace": ({"signed_content": "{body}{"}, "signed_content: holds a brace"),
@@ -102,14 +102,17 @@ CONTRADICTIONS = {
         {"preset": "slack", "timestamp_from": "ts"},
         "timestamp_from: is a kv key",
     ),
-    "one header for two": ({"id_header": "x-service-signature"}, "header: is also the header"),
+    "one header for two": (
+        {"id_header": "x-service-signature"},
+        "header: signature, id, nonce and timestamp must",
+    ),
     "one header for signature and time": (
         {"preset": "slack", "timestamp_from": "x-slack-signature"},
-        "header: is also the header",
+        "header: signature, id, nonce and timestamp must",
     ),
     "one header for id and time": (
         {"preset": "standard-webhooks", "timestamp_from": "Webhook-Id"},
-        "header: is also the header",
+        "header: signature, id, nonce and timestamp must",
     ),
     "another prefix": (
         {"preset": "github", "algorithm": "sha512"},
