@@ -117,7 +117,7 @@ class PublishError(BridgeError):
 
         A routing key may be a `reply_to` with a phone number, or any text from the service.
         """
-        return "no queue takes it" if self.fault == "returned" else str(self)
+        return "no queue is bound for it" if self.fault == "returned" else str(self)
 
 
 class ExchangeRefusedError(PublishError):

@@ -131,4 +131,6 @@ def _check_ports(settings: Settings) -> None:
         len(hosts) == 1 or "::" in hosts or (is_one_family and "0.0.0.0" in hosts)  # noqa: S104
     )
     if webhook.port == admin.port != 0 and is_one_address:
-        raise ConfigError("admin.port: is webhook.port too; set another one, or 0 for any free one")
+        raise ConfigError(
+            "admin.port: must differ from webhook.port; set another port, or 0 for any free one"
+        )

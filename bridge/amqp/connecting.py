@@ -132,8 +132,8 @@ def _remedy_for(fault: ConnectFault) -> str:
         case "timeout":
             return "check the network to the broker, and the port in rabbitmq.url: nothing answered"
         case "client_unsupported":
-            versions = "install the versions that uv.lock names, or use the released image"
-            return f"nothing would be delivered: {versions}"
+            versions = "install those in uv.lock, or use the released image"
+            return f"the bridge cannot receive messages with these versions; {versions}"
         case _:
             assert_never(fault)
 
@@ -147,13 +147,13 @@ def _look_closer(error: BaseException, foreign: bytes) -> tuple[str, str] | None
     if any(isinstance(cause, socket.gaierror) for cause in causes_of(error)):
         return "its name is not found", "check the host in rabbitmq.url and the resolver"
     if any(getattr(cause, "reason", "") in _NO_TLS for cause in causes_of(error)):
-        return "no TLS is spoken there", f"write amqp:// in rabbitmq.url, or its port: {ports}"
+        return "the port does not use TLS", f"write amqp:// in rabbitmq.url, or its port: {ports}"
     if foreign.startswith(b"HTTP/"):
-        return "HTTP is spoken there, not AMQP", f"correct the port in rabbitmq.url: {ports}"
+        return "the port speaks HTTP, not AMQP", f"correct the port in rabbitmq.url: {ports}"
     if foreign.startswith(_TLS_ALERT):
-        return "TLS is spoken there", f"write amqps:// in rabbitmq.url, or its port: {ports}"
+        return "the port uses TLS", f"write amqps:// in rabbitmq.url, or its port: {ports}"
     if foreign:
-        return "what answers there is no RabbitMQ", f"correct rabbitmq.url; its port: {ports}"
+        return "the server there is not RabbitMQ", f"correct rabbitmq.url; its port: {ports}"
     return None
 
 

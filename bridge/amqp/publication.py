@@ -176,7 +176,7 @@ def not_stored(fault: PublishFault, routing_key: str = "") -> PublishError:
     """Return the error of a publish that was not confirmed."""
     match fault:
         case "returned":
-            return PublishError(fault, f"no queue takes it: {routing_key}")
+            return PublishError(fault, f"no queue is bound for it: {routing_key}")
         case "nacked":
             why = "the broker refused to store it: a queue is full, or has no majority"
             return PublishError(fault, why)

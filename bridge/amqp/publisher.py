@@ -202,7 +202,7 @@ class OptionalExchange(ConfirmedChannel):
             remedy = "grant the user permission to write to it with rabbitmqctl set_permissions"
         if why != self._logged_because:
             self._logged_because = why
-            remedy = f"what is published to it is lost; {remedy}"
+            remedy = f"messages published to it are lost; {remedy}"
             log.warning("exchange_refused", exchange=self.name, why=why, remedy=remedy)
 
     async def room_for(self, message_id: str | None, deadline: float) -> PublishingChannel:

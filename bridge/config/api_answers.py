@@ -41,8 +41,8 @@ def _check_code(value: str) -> str:
 def _check_yes(status: str) -> str:
     if not _YES.fullmatch(status):
         raise ValueError(
-            "must be a status like 202, or 2xx for all of them; what else is answered to a key "
-            "that was accepted before belongs in response.duplicate"
+            "must be a status like 202, or 2xx for all of them; put the status for a repeated "
+            "key into response.duplicate"
         )
     return status
 
@@ -64,7 +64,7 @@ class AcceptedSettings(Section):
     @model_validator(mode="after")
     def _says_what_means_yes(self) -> "AcceptedSettings":
         if self.values and self.pointer is None:
-            raise ValueError("values need a pointer that says where they stand")
+            raise ValueError("values need a pointer to their place in the body")
         return self
 
 
@@ -83,8 +83,8 @@ class DuplicateSettings(Section):
             return self
         if self.status not in range(400, 500) or self.status in _SAYS_NO_REPEAT:
             raise ValueError(
-                f"status {self.status} alone may mean something else, and would lose messages; "
-                "give the code beside it"
+                f"status {self.status} alone is ambiguous, and messages could be lost; "
+                "set duplicate.code too"
             )
         return self
 

@@ -65,7 +65,7 @@ def _slot(name: str, detail: str, conversion: str | None) -> Slot:
     if detail and known == "key":
         if not (re.fullmatch("[0-9]{2,3}", detail) and int(detail) >= MIN_KEY_CHARACTERS):
             least = MIN_KEY_CHARACTERS
-            raise ValueError(f"holds {{key:...}} with no number of characters from {least} to 999")
+            raise ValueError(f"{{key:N}} needs a length N from {least} to 999")
     elif detail and known == "encoding":
         if detail.count("|") != 1:
             raise ValueError(
@@ -101,7 +101,7 @@ def build_document(fields: Mapping[str, Any]) -> Any:  # noqa: ANN401  JSON
 
 
 def _at_one_place(pointer: str) -> str:
-    return f"{shown(pointer)}: another field is put at this place too; leave one out"
+    return f"{shown(pointer)}: conflicts with the place of another field; remove one of the two"
 
 
 def _as_json(value: Any) -> Any:  # noqa: ANN401  JSON
@@ -136,7 +136,7 @@ def check_fields(fields: Mapping[str, Any], *, is_form: bool) -> None:
 def _check_form_field(pointer: str, value: object) -> None:
     if len(split_pointer(pointer)) != 1:
         raise ValueError(
-            f"{shown(pointer)}: leads into a member, and those of a form have none; "
+            f"{shown(pointer)}: is nested, but form fields are flat; "
             "write it like /To, or set request.body to json"
         )
     for one in value if isinstance(value, list) else [value]:
@@ -181,7 +181,9 @@ _TAKEN_HEADERS: Final = frozenset(
 
 def _check_path(value: str) -> str:
     if not _PATH.fullmatch(value):
-        raise ValueError("must begin with / and hold no space, # or { } but {account}")
+        raise ValueError(
+            "must start with / and contain no spaces, # or braces other than {account}"
+        )
     return value
 
 

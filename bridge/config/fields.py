@@ -75,7 +75,9 @@ EVENT_TYPE: Final = re.compile(
 PATTERNS: Final = {
     POINTER: "must be a JSON pointer like /data/id, with ~1 for a / and ~0 for a ~ in a name",
     _SENDER: "must not hold line breaks or control characters",
-    _FORMAT: "must be plain, kv, list, csv, jwt, or prefix: and what stands before the signature",
+    _FORMAT: (
+        "must be plain, kv, list, csv, jwt, or prefix: followed by the text before the signature"
+    ),
     _SIGNED: "must hold {body} or {url}",
     _CODE: "must be 1 to 64 visible ASCII characters",
     _PREFIX: "must be at most 64 visible ASCII characters and spaces",
@@ -190,7 +192,9 @@ def _check_path(path: Path) -> Path:
 
 def _check_read_pointer(pointer: str) -> str:
     if split_pointer(pointer).count(EACH) > 1:
-        raise ValueError("has * twice, which is each member of one list; write a number for one")
+        raise ValueError(
+            "contains * more than once, but only one is allowed; replace the others by an index"
+        )
     return pointer
 
 
@@ -198,8 +202,8 @@ def check_put_pointer(pointer: str) -> str:
     """Return a pointer at which a value can be put, or raise ValueError."""
     if EACH in split_pointer(pointer) or pointer.endswith(FRAGMENT):
         raise ValueError(
-            "has a * or ends in #, which only reading knows; write the number of a list's member, "
-            "or the whole name"
+            "contains * or ends in #, which are valid only for reading; write the index of a "
+            "list member, or the whole name"
         )
     return pointer
 

@@ -23,8 +23,8 @@ MAX_DEPTH: Final = 20
 JSON_AT: Final = ("sms_api", "request", "fields")
 _TRUTH_VALUES: Final = ("true", "false")
 _NOT_YAML: Final = (
-    "is not YAML for one configuration: look for a quote or a bracket too few or too many, a tab, "
-    "keys that are not indented alike; text that holds `: ` or begins with @ % ` * & ! needs quotes"
+    "is not YAML for one configuration: check for unbalanced quotes or brackets, tabs, and "
+    "inconsistent indentation; text that holds `: ` or begins with @ % ` * & ! needs quotes"
 )
 
 

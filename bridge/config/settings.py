@@ -216,8 +216,8 @@ class Settings(BaseSettings):
         if self.webhook.queue in (self.worker.queue, urgent):
             name = "urgent_queue" if self.webhook.queue == urgent else "queue"
             raise ValueError(
-                f"worker.{name}: is webhook.queue too, so the worker would take the events for "
-                "requests; name another one, or set webhook.queue to null"
+                f"worker.{name}: must differ from webhook.queue, or the worker would take the "
+                "events for requests; name another queue, or set webhook.queue to null"
             )
         return self
 

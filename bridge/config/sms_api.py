@@ -207,7 +207,7 @@ def _with_one_idempotency(given: dict[str, Any], laid: dict[str, Any]) -> dict[s
     elif name is not None and name != DEFAULT_IDEMPOTENCY_HEADER:
         older = f"header:{name}"
     if older != idempotency and given.get("idempotency") is not None:
-        raise ValueError("idempotency_header is given beside idempotency; leave it out")
+        raise ValueError("idempotency_header conflicts with idempotency; remove idempotency_header")
     header = older.removeprefix("header:") if older.startswith("header:") else None
     # An invalid name is reported as a fault of `idempotency`.
     shown_name = header if may_be_named(header) else None

@@ -75,13 +75,11 @@ def _check_public(value: str) -> str:
     if "#" in value:
         # Services read settings of their own from the fragment, which they neither call nor sign.
         raise ValueError(
-            "must not hold a fragment; what stands behind the # (such as rc=5) is for the service, "
-            "so put it behind the address where the service is told it, and leave it out here"
+            "must not contain a fragment; remove the # and the text after it; set such options "
+            "(like rc=5) only in the address given to the service"
         )
     if "?" in value:
-        raise ValueError(
-            "must not hold a query; the one that the service calls is taken from its request"
-        )
+        raise ValueError("must not contain a query; it is taken from each request")
     return _check_http(value)
 
 

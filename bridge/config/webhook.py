@@ -69,7 +69,7 @@ class ReceiptSettings(Section):
             )
         if named and not self.status_pointers:
             raise ValueError(
-                "status_pointers: is empty; say where the service's word for the delivery stands"
+                "status_pointers: is empty; set a pointer to the service's delivery status"
             )
         if len(set(named)) < len(named):
             raise ValueError(
@@ -279,11 +279,11 @@ class WebhookSettings(EndpointSettings):
         for key, endpoint in self.endpoints_by_key.items():
             earlier = taken.setdefault(endpoint.path, key)
             if earlier != key:
-                yield f"{key}.path: is {earlier}.path too; give each endpoint a path of its own"
+                yield f"{key}.path: must differ from {earlier}.path; give each endpoint its own"
         if self.health_path in taken:
             yield (
-                f"{DEFAULT_ENDPOINT}.health_path: is {taken[self.health_path]}.path too; "
-                "give it a path of its own"
+                f"{DEFAULT_ENDPOINT}.health_path: must differ from "
+                f"{taken[self.health_path]}.path; give it a path of its own"
             )
         if DEFAULT_ENDPOINT in self.endpoints_by_key:
             return

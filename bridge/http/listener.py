@@ -40,7 +40,7 @@ ACCEPT_SECONDS: Final = 1.0
 # For each error of binding a port: the setting at fault, the cause and the remedy.
 _BIND_FAULTS: Final = {
     errno.EADDRINUSE: ("port", "it is in use; stop what listens there, or set another port"),
-    errno.EACCES: ("port", "this user may not; set a port above 1023"),
+    errno.EACCES: ("port", "permission denied; set a port above 1023"),
 }
 _NO_ADDRESS: Final = ("host", "this computer has no such address; set one of its own, or 0.0.0.0")
 

@@ -294,7 +294,7 @@ class RequestParser:
             ]
             self._is_chunked = version != "1.0" and codings == [b"chunked"]
             if not self._is_chunked:
-                raise _RefusedError(problem(400, "no Transfer-Encoding but chunked is understood"))
+                raise _RefusedError(problem(400, "only Transfer-Encoding: chunked is supported"))
         return int(first.get(b"content-length", 0))
 
     def _count_named(self, wanted: bytes) -> int:

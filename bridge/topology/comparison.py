@@ -67,7 +67,7 @@ async def compare_one(connection: Connection, entity: Queue | Exchange) -> list[
             if not _take_over(broker_text(error), found):
                 return [refusal(entity, error)]
         except _HiddenError:
-            text = "not known if it exists: the user has no permission on it"
+            text = "cannot be checked: the user has no permission on it"
             return [Difference(entity, "hidden", text, HIDDEN)]
         except ChannelAccessRefused as error:
             text = f"exists; its arguments were not compared: {broker_text(error)}"
@@ -88,8 +88,8 @@ def refusal(entity: Entity, error: ChannelClosed) -> Difference:
             fix = f"create it, or set rabbitmq.topology to declare{_or_without(entity)}"
             return Difference(entity, "missing", broker_text(error), fix)
         case ChannelLockedResource():
-            fix = "have it declared without `exclusive`"
-            text = "another connection has it for itself (exclusive): nobody else can use it"
+            fix = "declare it without `exclusive`"
+            text = "another connection uses it exclusively"
             return Difference(entity, "locked", text, fix)
         case ChannelAccessRefused():
             fix = (

@@ -20,17 +20,14 @@ DifferenceKind = Literal[
 RECREATE: Final = "delete and re-create it with the arguments named, once it is empty"
 # The remedy for a queue or an exchange that other programs declared, and may rely on.
 USED_AS_IT_IS: Final = (
-    "with rabbitmq.topology: declare it is used as it is; if that costs too much, agree with "
-    "whoever declares it, and delete it once it is empty"
+    "with rabbitmq.topology: declare it is used unchanged; if that is not acceptable, agree on its "
+    "arguments with its owner, and re-create it once it is empty"
 )
-NOT_COMPARED: Final = "grant the permission to configure it, to have them compared"
-HIDDEN: Final = "grant the permission to read it, to have it looked for"
+NOT_COMPARED: Final = "grant the configure permission, so that its arguments can be compared"
+HIDDEN: Final = "grant the read permission, so that it can be checked"
 _HARMLESS: Final = "no message is lost by it"
 _REFUSED: Final = "publishers are refused when it is full"
-_STREAM: Final = (
-    "it is a stream, which keeps what is taken: a worker cannot consume it as a queue, so nothing "
-    "is sent"
-)
+_STREAM: Final = "it is a stream, which a worker cannot consume: no message is sent"
 _NO_STREAM: Final = (
     "name another queue in worker.queue, or delete the stream and have a quorum queue declared"
 )
@@ -138,10 +135,13 @@ def _value(values: Mapping[str, Any], key: str) -> Any:  # noqa: ANN401  numbers
 
 def _cost_of_type(facts: QueueFacts) -> str:
     if facts.type == "stream":
-        return "nothing is taken off a stream, and what came while nobody consumed is not delivered"
+        return (
+            "a stream keeps consumed messages, and messages published without a consumer "
+            "are not delivered"
+        )
     return (
-        f"a {facts.type} queue is on one node: it is away while that is, and lost with its disk; "
-        "a mirror that is not in step loses messages when it takes over"
+        f"a {facts.type} queue is stored on one node: unavailable while the node is down, lost "
+        "with its disk; an unsynchronised mirror loses messages on takeover"
     )
 
 
@@ -156,7 +156,7 @@ def _cost_of_dropping(facts: QueueFacts, text: str | None) -> str:
 def _cost_of_delivery_limit(facts: QueueFacts) -> str:
     limit = facts.value("delivery-limit")
     if limit < 0:
-        return "before RabbitMQ 4 this drops what comes back once"
+        return "before RabbitMQ 4 a message that is returned once is dropped"
     text = queue_facts.dropped_by_delivery_limit(limit, "delivery-limit")
     return queue_facts.dropped_to(facts, text)
 
@@ -181,14 +181,14 @@ _COSTS: Final[Mapping[str, Callable[[QueueFacts], str]]] = {
         f"what RabbitMQ itself drops goes to {queue_facts.dead_letters_of(facts)}, past the bridge"
     ),
     "x-max-priority": lambda _: (
-        "what has a higher priority overtakes, and may keep the rest waiting"
+        "messages of higher priority are delivered first, and may starve the others"
     ),
     "x-single-active-consumer": lambda _: "one worker at a time gets messages",
 }
 _EXCHANGE_COSTS: Final[Mapping[str, str]] = {
-    "type": "it routes by its own rules: what no queue takes is answered 503",
+    "type": "it routes by its own rules: unroutable events are answered 503",
     "durable": "it is gone, bindings and all, after a restart of the broker",
     "auto_delete": "it is deleted with its last binding",
     "internal": "no client may publish to it: every event is answered 503",
-    "alternate-exchange": "what no queue takes goes there, and counts as stored",
+    "alternate-exchange": "unroutable events go to the alternate exchange and count as stored",
 }

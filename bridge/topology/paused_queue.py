@@ -48,8 +48,8 @@ PROBE_SECONDS: Final = 0.5
 _PROBE_EXPIRATION: Final = "1"
 # The effect of a missing permission on the queue, and the remedy.
 HIDDEN: Final = (
-    "`sms-bridge pause` stops a worker later than else, not at all while the broker takes no "
-    "publishes, and nobody is told what a pause is for"
+    "a worker notices `sms-bridge pause` late, not at all while the broker blocks publishing, and "
+    "cannot show its reason"
 )
 HIDDEN_REMEDY: Final = "grant the permission to read it with rabbitmqctl set_permissions"
 _FIRST_YEAR: Final = 1970
@@ -89,15 +89,15 @@ def checked_reason(text: str) -> str:
     """
     reason = text.strip()
     if not reason:
-        raise ValueError("is empty; say what for")
+        raise ValueError("is empty; give a reason")
     if len(reason) > MAX_REASON_CHARACTERS:
         raise ValueError(f"has more than {MAX_REASON_CHARACTERS} characters")
     if not reason.isprintable():
         raise ValueError("has to be one line, without control characters")
     if _PHONE_NUMBER.search(_DATE.sub("date", reason)):
         raise ValueError(
-            "looks as if it held a phone number (7 digits or more); it is shown in logs, so write "
-            "it without"
+            "seems to contain a phone number (7 digits or more); remove it, because the reason "
+            "appears in logs"
         )
     return reason
 

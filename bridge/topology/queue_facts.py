@@ -83,8 +83,8 @@ def dropped_by_length(facts: QueueFacts) -> str | None:
 
 # A quorum queue tries again after that time to dead-letter messages that its target refused.
 RETRIES_REFUSED: Final = (
-    "publishers are refused when it is full, and so are retries: RabbitMQ tries these again every "
-    "three minutes, and counts them in no queue until then"
+    "when it is full, it rejects publishes and returning retries; RabbitMQ retries the latter "
+    "every three minutes and shows them in no queue meanwhile"
 )
 
 

@@ -24,8 +24,8 @@ log = Log(__name__)
 
 INTERVAL_SECONDS: Final = 15.0
 REFUSED_REMEDY: Final = (
-    "the metrics do not show how many messages wait there; grant the user a permission on them "
-    "with rabbitmqctl set_permissions: to read is enough"
+    "the metrics do not show how many messages wait there; grant the user read permission on "
+    "them with rabbitmqctl set_permissions"
 )
 
 

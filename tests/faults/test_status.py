@@ -100,7 +100,7 @@ async def test_retries_that_a_full_queue_refuses(bench: Bench) -> None:
         await bench.amqp.purge(bench.queue)
         assert await resume(settings)
 
-    assert "and so are retries" in told["why"]
+    assert "and returning retries" in told["why"]
     assert status.ladder is not None
     assert (status.ladder.stored, status.ladder.returned, status.ladder.not_back) == (4, 0, 4)
     text = " ".join(line.text.strip() for line in format_status(status))

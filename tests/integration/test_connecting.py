@@ -37,7 +37,7 @@ async def test_the_port_of_the_management_page(managed_broker: Broker) -> None:
     error = await _refusal(f"amqp://guest:guest@127.0.0.1:{port}/")
 
     assert str(error) == (
-        f"no connection to 127.0.0.1:{port} (HTTP is spoken there, not AMQP); "
+        f"no connection to 127.0.0.1:{port} (the port speaks HTTP, not AMQP); "
         "correct the port in rabbitmq.url: it is usually 5672, with TLS 5671"
     )
 
@@ -45,10 +45,10 @@ async def test_the_port_of_the_management_page(managed_broker: Broker) -> None:
 @pytest.mark.parametrize(
     ("scheme", "answer", "said"),
     [
-        ("amqp", b"HTTP/1.1 400 Bad Request\r\n\r\n", "HTTP is spoken there, not AMQP"),
-        ("amqp", b"\x15\x03\x03\x00\x02\x02\x46", "TLS is spoken there); write amqps://"),
-        ("amqp", b"SSH-2.0-OpenSSH_9.7\r\n", "what answers there is no RabbitMQ"),
-        ("amqps", b"AMQP\x00\x00\x09\x01", "no TLS is spoken there); write amqp://"),
+        ("amqp", b"HTTP/1.1 400 Bad Request\r\n\r\n", "the port speaks HTTP, not AMQP"),
+        ("amqp", b"\x15\x03\x03\x00\x02\x02\x46", "the port uses TLS); write amqps://"),
+        ("amqp", b"SSH-2.0-OpenSSH_9.7\r\n", "the server there is not RabbitMQ"),
+        ("amqps", b"AMQP\x00\x00\x09\x01", "the port does not use TLS); write amqp://"),
     ],
     ids=["http", "tls", "ssh", "no_tls"],
 )

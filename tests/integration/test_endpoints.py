@@ -304,7 +304,7 @@ async def test_what_sign_cannot_sign_is_told(
         ([{"path": "/a"}], "webhook.endpoints.0.secrets: is missing; set "),
         (
             [{"path": "/a", "secrets": ["s"]}, {"path": "/a", "secrets": ["s"]}],
-            "webhook.endpoints.1.path: is webhook.endpoints.0.path too; give ",
+            "webhook.endpoints.1.path: must differ from webhook.endpoints.0.path; give ",
         ),
         (
             [{"path": "/a", "secrets": ["s"], "event_type_pointers": ["/data/*/type"]}],

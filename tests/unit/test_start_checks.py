@@ -170,7 +170,7 @@ def test_two_ports_of_one_address_differ(
     settings = _settings({name: {"host": h, "port": p} for name, (h, p) in changes.items()})
 
     if is_refused:
-        with pytest.raises(ConfigError, match=r"^admin\.port: is webhook\.port too; "):
+        with pytest.raises(ConfigError, match=r"^admin\.port: must differ from webhook\.port; "):
             check_start(settings, BOTH)
     else:
         check_start(settings, BOTH)

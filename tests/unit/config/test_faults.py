@@ -35,7 +35,11 @@ PATTERN = re.compile(r'"pattern": "((?:[^"\\]|\\.)*)"')
         ("webhook.path", "/a%20b", "must begin with / and hold no space, ?, #, %, { or }"),
         ("webhook.event_id_pointers", ["id"], "must be a JSON pointer like /data/id"),
         ("webhook.signature.signed_content", "x", "must hold {body} or {url}"),
-        ("webhook.signature.format", "x", "must be plain, kv, list, csv, jwt, or prefix: and what"),
+        (
+            "webhook.signature.format",
+            "x",
+            "must be plain, kv, list, csv, jwt, or prefix: followed by",
+        ),
         ("webhook.port", "a", "must be a whole number"),
         ("webhook.port", None, "must be a whole number"),
         ("webhook.port", 1.5, "must be a whole number"),

@@ -158,7 +158,7 @@ def test_requests_and_events_have_a_queue_each(faults: Faults, key: str) -> None
     other = {"worker.queue": "sms.inbound", "webhook.queue": "sms.outbound"}[key]
     (fault,) = faults(nested(key, other))
 
-    assert fault.startswith("worker.queue: is webhook.queue too, ")
+    assert fault.startswith("worker.queue: must differ from webhook.queue, ")
 
 
 def test_a_worker_may_have_the_events_name_when_there_is_no_queue_for_events(load: Load) -> None:

@@ -246,7 +246,7 @@ def test_service_that_is_told_no_sender_asks_for_none(
 # --- What cannot work -----------------------------------------------------------------------------
 
 FIELDS: list[tuple[dict[str, Any], str]] = [
-    ({"/to/x": "{to}", "/text": "{text}"}, "/to/x: leads into a member, and those of a form"),
+    ({"/to/x": "{to}", "/text": "{text}"}, "/to/x: is nested, but form fields are flat"),
     ({"/to": {"x": "{to}"}, "/text": "{text}"}, "/to: must be text or a number, or a list"),
     ({"/to": None, "/text": "{text}"}, "/to: must be text or a number, or a list of them"),
     ({"/to": "{to}", "/text": "{txt}"}, "/text: holds an unknown placeholder; did you mean text?"),
@@ -254,7 +254,7 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"/to": "{to}", "/text": "{text!r}"}, "/text: holds an unknown placeholder"),
     ({"/to": "{to}", "/text": "{text"}, "/text: holds a { or } that belongs to no placeholder"),
     ({"/to": "{to:5}", "/text": "{text}"}, "/to: holds {to:...}; nothing can stand behind its"),
-    ({"/to": "{to}", "/text": "{text}{key:9}"}, "/text: holds {key:...} with no number of"),
+    ({"/to": "{to}", "/text": "{text}{key:9}"}, "/text: {key:N} needs a length N from 20 to"),
     ({"/to": "{to}", "/text": "{text}{encoding:a}"}, "/text: holds {encoding:...} without two"),
     ({"/to": "{to}"}, "no field holds {text}; say where the service wants it"),
     ({"/text": "{text}"}, "no field holds {to}; say where the service wants it"),
@@ -272,7 +272,7 @@ def test_fields_that_cannot_work(faults: Faults, given: dict[str, Any], told: st
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"/a": "{to}", "/a/b": "{text}"}, "/a/b: another field is put at this place too"),
+        ({"/a": "{to}", "/a/b": "{text}"}, "/a/b: conflicts with the place of another field"),
         ({"/a/0": "{to}", "/a/2": "{text}"}, "the members of a list must be numbered 0, 1, ..."),
         ({"/a/0": "{to}", "/a/b": "{text}"}, "the members of a list must be numbered 0, 1, ..."),
     ],
@@ -290,9 +290,9 @@ def test_fields_in_each_others_way(faults: Faults, given: dict[str, Any], told: 
         ({"preset": "twillio"}, "sms_api.preset: is unknown; did you mean twilio?"),
         ({"preset": "x"}, "sms_api.preset: is unknown; there are generic, twilio, "),
         ({"preset": ["twilio"]}, "sms_api.preset: is unknown; there are generic, "),
-        ({"path": "v1"}, "sms_api.path: must begin with / and hold no space"),
-        ({"path": "/a#b"}, "sms_api.path: must begin with / and hold no space"),
-        ({"path": "/{accounts}"}, "sms_api.path: must begin with / and hold no space"),
+        ({"path": "v1"}, "sms_api.path: must start with / and contain no space"),
+        ({"path": "/a#b"}, "sms_api.path: must start with / and contain no space"),
+        ({"path": "/{accounts}"}, "sms_api.path: must start with / and contain no space"),
         ({"auth": {"header": "a b"}}, "sms_api.auth.header: is not an HTTP header name"),
         ({"auth": {"scheme": "digest"}}, "sms_api.auth.scheme: must be 'bearer', 'basic'"),
         ({"auth": {"prefix": "ü"}}, "sms_api.auth.prefix: must be at most 64 visible ASCII"),
@@ -300,7 +300,7 @@ def test_fields_in_each_others_way(faults: Faults, given: dict[str, Any], told: 
         ({"idempotency": "header:a b"}, "sms_api.idempotency: must be none, header: and its"),
         ({"idempotency": "field:id"}, "sms_api.idempotency: must be none, header: and its"),
         ({"idempotency": "field:/to"}, "sms_api.idempotency: request.fields has /to without {key}"),
-        ({"idempotency": "field:/to/x"}, "sms_api.idempotency: /to/x: another field is put at"),
+        ({"idempotency": "field:/to/x"}, "sms_api.idempotency: /to/x: conflicts with the place"),
         (
             {
                 "preset": "android-sms-gateway",
@@ -317,7 +317,7 @@ def test_fields_in_each_others_way(faults: Faults, given: dict[str, Any], told: 
         ),
         (
             {"idempotency": "none", "idempotency_header": "X-Key"},
-            "sms_api: idempotency_header is given beside idempotency; leave it out",
+            "sms_api: idempotency_header conflicts with idempotency; remove idem",
         ),
         ({"idempotency_header": "a b"}, "sms_api.idempotency_header: is not an HTTP header name"),
         (
@@ -340,7 +340,7 @@ def test_fields_in_each_others_way(faults: Faults, given: dict[str, Any], told: 
         *(
             (
                 {"response": {"duplicate": {"status": status}}},
-                f"sms_api.response.duplicate: status {status} alone may mean something else",
+                f"sms_api.response.duplicate: status {status} alone is ambiguous, and messages",
             )
             for status in (200, 302, 401, 402, 403, 404, 429, 500)
         ),
@@ -350,7 +350,7 @@ def test_fields_in_each_others_way(faults: Faults, given: dict[str, Any], told: 
         ),
         (
             {"response": {"accepted": {"values": ["ok"]}}},
-            "sms_api.response.accepted: values need a pointer that says where they stand",
+            "sms_api.response.accepted: values need a pointer to their place in the body",
         ),
         (
             {"response": {"body": "xml"}},
@@ -371,7 +371,7 @@ def test_fields_in_each_others_way(faults: Faults, given: dict[str, Any], told: 
         ({"error_code_pointers": ["code"]}, "sms_api.error_code_pointers.0: must be a JSON poi"),
         ({"error_code_pointers": ["/a~b"]}, "sms_api.error_code_pointers.0: must be a JSON poi"),
         *(
-            (values, f"sms_api.{key}: has * twice, which is each member of one list; write a num")
+            (values, f"sms_api.{key}: contains * more than once, but only one is allowed")
             for key, values in (
                 ("error_code_pointers.0", {"error_code_pointers": ["/*/a/*"]}),
                 ("message_id_pointers.1", {"message_id_pointers": ["/*", "/*/*"]}),
@@ -382,13 +382,13 @@ def test_fields_in_each_others_way(faults: Faults, given: dict[str, Any], told: 
             )
         ),
         *(
-            ({"idempotency": f"field:{pointer}"}, "sms_api.idempotency: has a * or ends in #, wh")
+            ({"idempotency": f"field:{pointer}"}, "sms_api.idempotency: contains * or ends in #")
             for pointer in ("/*", "/a/*/b", "/a#")
         ),
         *(
             (
                 {"request": {"fields": {pointer: "{to}{text}"}}},
-                "sms_api.request.fields, line 4: has a * or ends in #, which only reading knows",
+                "sms_api.request.fields, line 4: contains * or ends in #, which are valid only",
             )
             for pointer in ("/*", "/a/*/b", "/a#")
         ),

@@ -174,11 +174,11 @@ def test_a_signature_is_known_when_somebody_says_it(
         ({"endpoints": [OTHER, {"path": "other"}]}, "webhook.endpoints.1.path: must begin with /"),
         (
             {"endpoints": [OTHER, {"path": "/b"}, OTHER]},
-            "webhook.endpoints.2.path: is webhook.endpoints.0.path too; give each endpoint a path",
+            "webhook.endpoints.2.path: must differ from webhook.endpoints.0.path; give each endp",
         ),
         (
             {"secrets": ["s"], "endpoints": [{"path": "/webhooks"}]},
-            "webhook.endpoints.0.path: is webhook.path too; give each endpoint a path of its own",
+            "webhook.endpoints.0.path: must differ from webhook.path; give each endpoint its own",
         ),
         (
             {"path": "/hooks", "endpoints": [OTHER]},
@@ -218,7 +218,7 @@ def test_a_signature_is_known_when_somebody_says_it(
         ),
         (
             {"health_path": "/webhooks", "secrets": ["a"]},
-            "webhook.health_path: is webhook.path too; give it a path of its own",
+            "webhook.health_path: must differ from webhook.path; give it a path of its own",
         ),
         ({"event_type": "sms in"}, "webhook.event_type: must be a routing key like message.receiv"),
         ({"event_type": ""}, "webhook.event_type: must be a routing key like message.received"),
@@ -238,9 +238,9 @@ def test_what_cannot_work_is_told_by_its_key(
     [
         (
             "https://sms.example.com/webhooks#rc=5&rp=all",
-            "webhook.public_url: must not hold a fragment; what stands behind the # (such as rc=5",
+            "webhook.public_url: must not contain a fragment; remove the # and the text after it;",
         ),
-        ("https://sms.example.com/a?b=1", "webhook.public_url: must not hold a query; "),
+        ("https://sms.example.com/a?b=1", "webhook.public_url: must not contain a query; "),
     ],
 )
 def test_what_a_public_url_may_not_hold(faults: Faults, url: str, told: str) -> None:

@@ -13,7 +13,10 @@ from tests.unit.config.conftest import Faults, Load
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("worker: {queue: 'a", "line 1: is not YAML for one configuration: look for a quote"),
+        (
+            "worker: {queue: 'a",
+            "line 1: is not YAML for one configuration: check for unbalanced quotes",
+        ),
         ("worker:\n  queue: a\n bad: b\n", "line 3: is not YAML for one configuration"),
         ("worker: {queue: *a}", "line 1: is not YAML for one configuration"),
         ("worker: {queue: !a b}", "line 1: is not YAML for one configuration"),

@@ -99,7 +99,7 @@ def test_a_public_key_is_no_secret_of_tokens() -> None:
     """What looks like a public key stops the start where a shared secret is wanted."""
     pem = "-----BEGIN PUBLIC KEY-----\nMCow\n-----END PUBLIC KEY-----\n"
 
-    with pytest.raises(ConfigError, match=r"^webhook\.endpoints\.1\.secrets\.0: is no secret"):
+    with pytest.raises(ConfigError, match=r"^webhook\.endpoints\.1\.secrets\.0: is not a valid"):
         make_endpoint(secrets=(pem,), signature={"preset": "vonage"})
 
 

@@ -156,7 +156,7 @@ def test_an_outcome_that_is_not_stored_holds_nothing_up(telling: World, ears: Ea
 
     assert told.exchange == "outcomes"
     # Not the name of the queue, which may hold a number.
-    assert line == {"target": "reply_to", "fault": "returned", "why": "no queue takes it"}
+    assert line == {"target": "reply_to", "fault": "returned", "why": "no queue is bound for it"}
 
 
 def test_a_repeat_is_answered_as_its_first_was(world: World) -> None:
