@@ -3,11 +3,10 @@
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from bridge.amqp.frames import Body
 from bridge.amqp.properties import Properties
-from bridge.amqp.wire import Wire
 from bridge.config import WorkerSettings
 from bridge.telemetry.logs import Log
 from bridge.topology.declarations import request_queues
@@ -25,6 +24,17 @@ WARN_FROM_COUNT: Final = 4
 # While the unsettled bodies exceed this, nothing is read from the connection. The body that is
 # being read comes on top.
 MAX_HELD_BYTES: Final = 32 * 1024 * 1024
+
+
+class ReadControl(Protocol):
+    """What this module needs of a connection: whether it reads, and a switch for that."""
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether frames are read from the connection."""
+
+    def set_reading(self, *, enabled: bool) -> None:
+        """Read frames, or leave them to the broker."""
 
 
 class _DeliveryCounters:
@@ -65,7 +75,7 @@ class HeldDeliveries:
         self._last_delivery_at = 0.0
         self._empty_sessions = 0
         self._held_bytes = 0
-        self._wire: Wire | None = None
+        self._wire: ReadControl | None = None
         # Number of redelivered messages received so far.
         self.redeliveries = 0
         self._poison_suspected = metrics.poison_suspected
@@ -80,7 +90,7 @@ class HeldDeliveries:
 
     # Sessions
 
-    def begin_session(self, wire: Wire) -> None:
+    def begin_session(self, wire: ReadControl) -> None:
         """Note that deliveries come from this connection until `end_session`."""
         # A message that the client cannot decode ends each connection before it becomes a delivery.
         self._empty_sessions += 1
@@ -155,7 +165,7 @@ class HeldDeliveries:
         if session.is_leaving and not session.held:
             self._changed.set()
 
-    def _regulate(self, wire: Wire) -> None:
+    def _regulate(self, wire: ReadControl) -> None:
         has_room = self._held_bytes <= MAX_HELD_BYTES
         if has_room is not wire.is_reading:
             wire.set_reading(enabled=has_room)
