@@ -139,8 +139,8 @@ class WorkerSettings(Section):
         urgent = self.urgent_queue
         if urgent is not None and (urgent in own or urgent.startswith(f"{self.queue}.retry.")):
             raise ValueError(
-                f"urgent_queue is {urgent}, which the worker uses for something else; name "
-                "another queue, or set it to null"
+                "urgent_queue: must differ from the worker's other queues; name another queue, or "
+                "set it to null"
             )
         return self
 
