@@ -120,7 +120,7 @@ class Secrets:
         self._watched: list[_WatchedSecret] = []
 
     def watch(self, label: str, credential: Credential, on_change: Callable[[], None]) -> None:
-        """Add a secret to those that are read again; call `on_change` after each change."""
+        """Read a secret again at intervals, and call `on_change` after each change."""
         self._watched.append(_WatchedSecret(label, credential, on_change))
 
     async def follow(self) -> NoReturn:

@@ -150,7 +150,8 @@ class DeadLettersReport(BaseModel, frozen=True):
 class LadderReport(BaseModel, frozen=True):
     """Retries that the workers which answer have stored, and that came back to them.
 
-    Those not back wait in the retry queues, in the queue of requests, or outside it if it is full.
+    A retry that has not returned waits in a retry queue or in the queue of requests. If the queue
+    of requests is full, RabbitMQ holds the retry in no queue.
     """
 
     stored: int

@@ -12,9 +12,7 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 from aiormq import Channel
 from aiormq.abc import ConsumerCallback, DeliveredMessage
 from aiormq.base import FutureStore
-from aiormq.connection import SSLContextProvider, TransportFactory
 from aiormq.exceptions import (
-    AMQPConnectionError,
     AMQPError,
     AuthenticationError,
     ChannelAccessRefused,
@@ -39,7 +37,6 @@ from bridge.amqp.wire import Wire
 from bridge.telemetry.logs import Log
 
 __all__ = [
-    "AMQPConnectionError",
     "AMQPError",
     "AbstractChannel",
     "AbstractIncomingMessage",
@@ -67,8 +64,6 @@ __all__ = [
     "Message",
     "ProbableAuthenticationError",
     "PublishError",
-    "SSLContextProvider",
-    "TransportFactory",
 ]
 
 

@@ -55,8 +55,8 @@ def drain(  # noqa: PLR0913  an option each
 ) -> None:
     """Move the messages that wait to the dead letters, as for a campaign with the wrong text.
 
-    It moves the messages of the queues and those that wait for a retry, as many as there are when
-    it begins. Run `sms-bridge pause` first, or workers go on sending meanwhile. Nothing is deleted:
+    The command counts the messages in the queues and in the retry queues when it begins, and moves
+    that many. Run `sms-bridge pause` first, or workers go on sending meanwhile. Nothing is deleted:
     each message becomes a dead letter `drained` with its key, its expiry and this reason.
     `sms-bridge dlq` shows it, `dlq replay` sends it after all, and whoever waits for its outcome is
     told `dead`.

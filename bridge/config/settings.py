@@ -40,8 +40,8 @@ from bridge.config.webhook import WebhookSettings
 
 Role = Literal["worker", "webhook"]
 TopologyMode = Literal["declare", "verify", "off"]
-# What to do with a message that may have been sent: send it again with its idempotency key, or
-# never.
+# After an attempt with an unknown result, a message is sent again with its idempotency key
+# (`retry`), or becomes a dead letter (`park`).
 OnUncertain = Literal["retry", "park"]
 
 ENV_PREFIX: Final = "SMS_BRIDGE_"

@@ -50,7 +50,7 @@ OTHERS_REMEDY: Final = (
 
 
 class ActiveLock:
-    """The lock as seen by one worker. `queues` are those that only the active worker consumes.
+    """One worker's view of the lock. Only the active worker consumes `queues`.
 
     `show` is called with 1 when this worker becomes active, else with 0.
     """

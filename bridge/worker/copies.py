@@ -63,15 +63,16 @@ def copy_properties(
 ) -> Properties:
     """Build the properties of the copy that replaces a delivery; `envelope` counts this attempt.
 
-    Properties stay unchanged, except those that `_to_publish_anew` removes and headers that do not
-    fit into `max_bytes` together with ours. A message without an id gets its key as id, so that all
-    later attempts use the same idempotency key. `queue` is where the message came from; a dead
-    letter names it, so that a replay returns the message there. `span` is the span of this
+    `_to_publish_anew` removes some properties; the largest headers are dropped if the properties
+    exceed `max_bytes`; the rest stays unchanged. A message without an id gets its key as id, so
+    that all later attempts use the same idempotency key. `queue` is where the message came from; a
+    dead letter names it, so that a replay returns the message there. `span` is the span of this
     delivery, to which the span of the copy's delivery links.
     """
     replaced, headers = _to_publish_anew(properties)
     replaced.message_id = envelope.id_of_copies
-    # What an earlier answer said is kept until the next answer. A publisher must not set it.
+    # A retry copy keeps the status, code and meaning of its last answer. A publisher's own message
+    # must not have headers of these names.
     not_ours = () if is_from_ladder(headers) else (STATUS, CODE, MEANING)
     for name in (DEAD_AT, QUEUE, TURN_AT, REPEATED, *not_ours, *OF_EVENTS):
         headers.pop(name, None)
@@ -161,7 +162,7 @@ def _to_publish_anew(properties: Properties) -> tuple[Properties, dict[str, Any]
 def moved_properties(properties: Properties) -> Properties:
     """Build the properties of a message that is moved unchanged to another queue.
 
-    Without those that `_to_publish_anew` removes; `expiration` becomes `sms-bridge-expires-at`.
+    `_to_publish_anew` removes some properties; `expiration` becomes `sms-bridge-expires-at`.
     """
     moved, headers = _to_publish_anew(properties)
     expires_at = read_expiration(properties, time.time())

@@ -346,7 +346,7 @@ class Deduplicator:
         return is_held or pack_identity(identity) in self._acked
 
     def hand_on(self, identity: MessageIdentity) -> Repeat | Released | None:
-        """Return what is known about a redelivery that another worker received, and forget it."""
+        """Return this worker's record of a message that another worker received, and forget it."""
         if self.is_settled(identity):
             self._known.take(("unacked", identity))
             return Repeat(None)

@@ -77,7 +77,7 @@ YEAR_9999: Final = 253_402_300_799
 
 
 class Envelope(NamedTuple):
-    """What the bridge knows about one message. Times are unix seconds.
+    """The bridge's record of one message. Times are unix seconds.
 
     `try_of` distinguishes the copies of one publish from those of a later publish with the same id.
     `turn_at`: when the rate limit of its sender admits it, if it waits for that on a retry queue.

@@ -1,4 +1,4 @@
-"""What an answer of the SMS API, or its absence, means: (status | failure) -> fate; pure.
+"""Map each answer of the SMS API, and each failed request, to a fate. Pure functions.
 
 | the API's answer                                    | fate      | then                           |
 |-----------------------------------------------------|-----------|--------------------------------|

@@ -1,8 +1,9 @@
 """Reads form bodies that are signed as a row: their sorted names and values, concatenated.
 
 The row has no separators, so forms with different meanings can have the same row and the same
-signature: `Body=hi` and `From=+1555` are signed like `Body=hiFrom+1555`. An attacker who has seen a
-signed form, or who wrote a text in one, could split the row differently. Therefore a form is
+signature: the parameters `Body=hi` and `From=+1555` make the same row as the one parameter
+`Body=hiFrom+1555`. An attacker with a signed form, or with a text of theirs in one, could split the
+row differently. Therefore a form is
 accepted only if the service could have sent no other form with the same row. The values of each
 known parameter have a known pattern, so a text that contains the name and value of a parameter does
 not by itself make a row ambiguous.

@@ -1,7 +1,7 @@
 """One message of a key at a time."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
 
@@ -47,16 +47,26 @@ class World(LeapingWorld):
         self.begun.append((self.loop.time() - self.started, delivery.envelope.key))
         await asyncio.sleep(1)
 
+    def cancel(self, *numbers: int) -> None:
+        """Cancel the tasks of deliveries, numbered from 0 as they were taken."""
+        for number in numbers:
+            self.tasks[number].cancel()
+
     async def all_done(self) -> None:
         """Wait for all that was taken."""
         await asyncio.gather(*self.tasks, return_exceptions=True)
 
-    def play(self, *names: str, **facts: Any) -> None:
-        """Take deliveries of one key, and wait for their end."""
+    def play(
+        self, *names: str, meanwhile: Callable[[], object] | None = None, **facts: Any
+    ) -> None:
+        """Take deliveries of one key, call `meanwhile` after 0.5 s, and wait for their end."""
 
         async def play() -> None:
             for name in names:
                 self.take(name, **facts)
+            if meanwhile is not None:
+                await asyncio.sleep(0.5)
+                meanwhile()
             await self.all_done()
 
         self.start()
@@ -91,17 +101,7 @@ def test_one_of_a_key_at_a_time(world: World) -> None:
 
 def test_what_is_cancelled_lets_the_next_one_go(world: World) -> None:
     """Whether it waits or is being worked on; it is not begun later."""
-
-    async def play() -> None:
-        for name in "abcd":
-            world.take(name)
-        await asyncio.sleep(0.5)
-        world.tasks[1].cancel()
-        world.tasks[0].cancel()
-        await world.all_done()
-
-    world.start()
-    world.run(play())
+    world.play(*"abcd", meanwhile=lambda: world.cancel(1, 0))
 
     assert world.begun == [(0, "a"), (0.5, "c"), (1.5, "d")]
 
@@ -131,32 +131,14 @@ def test_one_that_learns_is_not_overtaken(world: World) -> None:
 
 def test_nothing_of_a_session_that_is_over_is_begun(world: World) -> None:
     """It goes back, and all behind it with it."""
-
-    async def play() -> None:
-        for name in "abc":
-            world.take(name)
-        await asyncio.sleep(0.5)
-        world.lane.is_over = True
-        await world.all_done()
-
-    world.start()
-    world.run(play())
+    world.play(*"abc", meanwhile=lambda: setattr(world.lane, "is_over", True))
 
     assert world.begun == [(0, "a")]
 
 
 def test_a_place_in_the_middle_that_leaves_calls_nobody(world: World) -> None:
     """The one behind it waits until all before it are gone."""
-
-    async def play() -> None:
-        for name in "abc":
-            world.take(name)
-        await asyncio.sleep(0.5)
-        world.tasks[1].cancel()
-        await world.all_done()
-
-    world.start()
-    world.run(play())
+    world.play(*"abc", meanwhile=lambda: world.cancel(1))
 
     assert world.begun == [(0, "a"), (1, "c")]
     assert world.turns._lines == {}
