@@ -207,8 +207,7 @@ class _Checker:
             yield f"{count} extra POSTs that neither the API nor a fault explains"
         if verdict.worst_kill > self._evidence.concurrency:
             yield f"one kill of a worker doubled {verdict.worst_kill} messages"
-        # A freeze may lose written acks, of a tenth of the concurrency at most.
-        if verdict.worst_freeze > self._evidence.concurrency + self._evidence.concurrency // 10:
+        if verdict.worst_freeze > self._evidence.concurrency:
             yield f"one freeze of a worker doubled {verdict.worst_freeze} messages"
         if count := verdict.extra_posts.get("other_worker", 0):
             yield f"{count} extra POSTs by a worker that did not ask the others"
