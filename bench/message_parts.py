@@ -32,7 +32,8 @@ from bridge.config import Settings, SmsApiSettings, WorkerSettings
 from bridge.telemetry.log_setup import configure_logging
 from bridge.telemetry.metrics import new_registry
 from bridge.topology.upkeep import Upkeep
-from bridge.worker.cluster.exchange import Peers
+from bridge.worker.cluster.joint_pause import JointPause
+from bridge.worker.cluster.membership import Membership
 from bridge.worker.deduplicator import New
 from bridge.worker.delivery import Delivery
 from bridge.worker.envelope import read_envelope
@@ -168,7 +169,11 @@ class Bench:
             spans=None,
             publisher=cast("Publisher", None),
             upkeep=cast("Upkeep", _Upkeep()),
-            peers=Peers(OUTBOUND, is_enabled=False, metrics=metrics),
+            joint_pause=JointPause(
+                Membership(OUTBOUND, is_enabled=False, metrics=metrics),
+                setup=lambda: "0" * 16,
+                turn_seconds=5,
+            ),
             metrics=metrics,
         )
         self.session = Session(cast("Channel", _Channel()), cast("Wire", _Wire()))

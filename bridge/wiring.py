@@ -35,8 +35,8 @@ from bridge.topology.declarations import (
 )
 from bridge.topology.paused_queue import Note
 from bridge.topology.upkeep import Upkeep
-from bridge.worker.cluster.exchange import Peers
 from bridge.worker.cluster.joint_pause import JointPause, setup_of
+from bridge.worker.cluster.membership import Membership
 from bridge.worker.metrics import WorkerMetrics
 from bridge.worker.service.account import open_account
 from bridge.worker.service.shape import Shape, shape_from
@@ -99,9 +99,9 @@ class Wiring:
         spans = self._make_worker_spans()
         publisher = self._make_publisher(optional_exchange=settings.worker.outcome_exchange)
         is_coordinated = settings.worker.coordination == "on"
-        peers = Peers(settings.worker.queue, is_enabled=is_coordinated, metrics=metrics)
+        membership = Membership(settings.worker.queue, is_enabled=is_coordinated, metrics=metrics)
         shape = shape_from(settings.sms_api)
-        joint_pause = self._make_joint_pause(shape, peers)
+        joint_pause = self._make_joint_pause(shape, membership)
         account = open_account(
             settings, shape, cluster=joint_pause, changed=changed, spans=spans, metrics=metrics
         )
@@ -110,16 +110,17 @@ class Wiring:
             account=account,
             publisher=publisher,
             upkeep=self._make_upkeep("worker", changed),
-            peers=peers,
+            joint_pause=joint_pause,
             spans=spans,
             metrics=metrics,
         )
         breaker = account.breaker
-        joint_pause.follow(breaker, can_take=lambda: worker.consumer.can_consume)
         for secret in shape.login.watched:
             self._secrets.watch("sms_api", secret, partial(joint_pause.renew_key, breaker))
         _warn_of_short_drain(settings)
-        publish = partial(worker.operator_pause.beside, partial(peers.beside, publisher.serve))
+        publish = partial(
+            worker.operator_pause.beside, partial(worker.exchange.beside, publisher.serve)
+        )
         self._link("worker publish", publish)
         self._link("worker consume", worker.serve)
         self.health.ready["consumer"] = lambda: worker.consumer.is_served or breaker.takes_nothing
@@ -131,15 +132,15 @@ class Wiring:
             "outage_suspected": breaker.is_outage_suspected,
             "paused_by_operator": _shown(worker.operator_pause.note),
             "retry_after_seconds": round(breaker.retry_after_seconds, 1),
-            "peers": peers.count if peers.is_up else None,
+            "peers": membership.count if membership.is_up else None,
             "copies_refused": worker.copies_refused,
         }
         return worker
 
-    def _make_joint_pause(self, shape: Shape, peers: Peers) -> JointPause:
+    def _make_joint_pause(self, shape: Shape, membership: Membership) -> JointPause:
         settings, secrets = self._settings, shape.login.watched
         return JointPause(
-            peers,
+            membership,
             setup=lambda: setup_of(settings.sms_api, [secret.current for secret in secrets]),
             # In ordered mode, only the active worker can probe the service.
             turn_seconds=(

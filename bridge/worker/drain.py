@@ -6,7 +6,7 @@ import time
 from typing import Final
 
 from bridge.telemetry.logs import Log
-from bridge.worker.cluster.exchange import Peers
+from bridge.worker.cluster.membership import Membership
 from bridge.worker.consumer import Consumer
 from bridge.worker.deduplicator import COMES_AGAIN_SECONDS, Deduplicator
 from bridge.worker.held import HeldDeliveries
@@ -69,14 +69,19 @@ async def _take_redeliveries(
     return True
 
 
+<<<<<<< HEAD
 async def hand_over(consumer: Consumer, deduplicator: Deduplicator, peers: Peers) -> None:
     """Return released messages to the other workers while this process can still answer questions.
+=======
+async def hand_over(consumer: Consumer, deduplicator: Deduplicator, membership: Membership) -> None:
+    """Have the broker deliver released messages to other workers while this one can be asked.
+>>>>>>> d292f5a (cluster: one State message and one membership in place of the registry of hearers)
 
     Once this process has ended, no worker knows the idempotency key with which a message was sent,
     or the outcome decided for it.
     """
     for _ in range(round(HAND_OVER_SECONDS / HAND_OVER_POLL_SECONDS)):
-        if not (deduplicator.has_released and peers.is_up and peers.count):
+        if not (deduplicator.has_released and membership.is_up and membership.count):
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(HAND_OVER_SECONDS):

@@ -3,9 +3,8 @@
 Uses this process's deduplicator and the answers of the other workers of the queue.
 """
 
-from bridge.worker.cluster.asking import Asker
-from bridge.worker.cluster.deduplication import ClusterDeduplicator
-from bridge.worker.cluster.repeated_copies import RepeatedCopies
+from bridge.worker.cluster.deduplication import ClusterDeduplicator, RepeatedCopies
+from bridge.worker.cluster.questions import RedeliveryQuestions
 from bridge.worker.deduplicator import Deduplicator, InFlight, New, Released, Verdict, Wait
 from bridge.worker.delivery import Delivery
 from bridge.worker.message_identity import IdentityOf, MessageIdentity
@@ -23,7 +22,7 @@ class Identification:
         self,
         *,
         deduplicator: Deduplicator,
-        asker: Asker,
+        questions: RedeliveryQuestions,
         repeated_copies: RepeatedCopies,
         cluster: ClusterDeduplicator | None,
         breaker: CircuitBreaker,
@@ -32,7 +31,7 @@ class Identification:
         self._is_stopping = False
         self.deduplicator = deduplicator
         self._identity_of = identity_of
-        self._asker = asker
+        self._questions = questions
         self._repeated_copies = repeated_copies
         self._cluster = cluster
         self._breaker = breaker
@@ -48,7 +47,7 @@ class Identification:
     async def learn(self, delivery: Delivery) -> None:
         """Ask the other workers what they know of a redelivery, and pass it to the deduplicator."""
         if not self._is_stopping:
-            await self._asker.learn_of(delivery, self.identity_of(delivery))
+            await self._questions.learn_of(delivery, self.identity_of(delivery))
             delivery.is_asked_for = True
 
     async def identify(self, delivery: Delivery, identity: MessageIdentity) -> Verdict:

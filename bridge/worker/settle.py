@@ -17,7 +17,7 @@ from bridge.errors import BrokerError, CopyRefusedError, PublishError, PublishFa
 from bridge.telemetry.log_format import Facts, shown_seconds
 from bridge.telemetry.logs import Log
 from bridge.topology.declarations import dead_queue, request_queues, retry_queue
-from bridge.worker.cluster.repeated_copies import RepeatedCopies
+from bridge.worker.cluster.deduplication import RepeatedCopies
 from bridge.worker.copies import copy_properties
 from bridge.worker.deduplicator import Deduplicator
 from bridge.worker.delivery import Delivery, WaitCause

@@ -19,12 +19,12 @@ from bridge.topology.queue_sizes import QueueSizes, QueueWatch
 from bridge.topology.upkeep import Upkeep
 from bridge.worker.active_lock import ActiveLock
 from bridge.worker.announcer import Announcer
-from bridge.worker.cluster.answering import Answerer
-from bridge.worker.cluster.asking import Asker
-from bridge.worker.cluster.deduplication import ClusterDeduplicator
-from bridge.worker.cluster.exchange import Peers
-from bridge.worker.cluster.repeated_copies import RepeatedCopies
-from bridge.worker.cluster.sharing import Sharing
+from bridge.worker.cluster.deduplication import ClusterDeduplicator, RepeatedCopies
+from bridge.worker.cluster.exchange import Exchange
+from bridge.worker.cluster.joint_pause import JointPause, PauseFollower
+from bridge.worker.cluster.membership import Cluster, Part
+from bridge.worker.cluster.questions import RedeliveryQuestions
+from bridge.worker.cluster.rate_limit import ClusterRateLimit
 from bridge.worker.consumer import Consumer
 from bridge.worker.deduplicator import Deduplicator
 from bridge.worker.delivery import Delivery
@@ -58,13 +58,13 @@ class Worker:
         spans: WorkerSpans | None,
         publisher: Publisher,
         upkeep: Upkeep,
-        peers: Peers,
+        joint_pause: JointPause,
         metrics: WorkerMetrics,
     ) -> None:
         self._settings = own = settings.worker
         self._publisher = publisher
         self._upkeep = upkeep
-        self._peers = peers
+        self._membership = membership = joint_pause.membership
         self._account = account
         self._breaker = account.breaker
         self._metrics = metrics
@@ -74,7 +74,7 @@ class Worker:
         )
         short_codes = settings.sms_api.request.short_codes
         identity_of = identity_function(own, short_codes=short_codes)
-        repeated_copies = RepeatedCopies(peers, self._deduplicator, identity_of=identity_of)
+        repeated_copies = RepeatedCopies(membership, self._deduplicator, identity_of=identity_of)
         self._settler = Settler(
             own,
             publisher=publisher,
@@ -110,27 +110,35 @@ class Worker:
             changed=account.changed,
             metrics=metrics,
         )
-        self._asker = Asker(
-            peers,
+        self._questions = RedeliveryQuestions(
+            membership,
             self._deduplicator,
+            self.consumer,
+            account,
             most_seconds=own.redelivery_wait,
             delays_seconds=own.retry_delays,
-            on_change=self._make_room,
             metrics=metrics,
         )
-        self._answerer = Answerer(
-            peers,
-            self._deduplicator,
-            is_asking=self._asker.is_asking,
-            prove_session=self.consumer.prove,
+        self._rate_limit = ClusterRateLimit(
+            own.queue,
+            self._breaker,
+            membership,
+            own_consumers=lambda: (self.consumer.is_registered, self._held.cancelled_consumers),
         )
-        is_deduplicating = own.deduplicate is not None and peers.is_enabled
-        self._cluster_deduplicator = (
-            ClusterDeduplicator(peers, self._deduplicator.sent) if is_deduplicating else None
-        )
+        parts: list[Part] = [
+            PauseFollower(joint_pause, self._breaker, can_take=lambda: self.consumer.can_consume),
+            self._rate_limit,
+            self._questions,
+            repeated_copies,
+        ]
+        self._cluster_deduplicator = None
+        if own.deduplicate is not None and membership.is_enabled:
+            self._cluster_deduplicator = ClusterDeduplicator(membership, self._deduplicator.sent)
+            parts.append(self._cluster_deduplicator)
+        self.exchange = Exchange(Cluster(membership, parts, metrics=metrics))
         self._identification = Identification(
             deduplicator=self._deduplicator,
-            asker=self._asker,
+            questions=self._questions,
             repeated_copies=repeated_copies,
             cluster=self._cluster_deduplicator,
             breaker=self._breaker,
@@ -144,13 +152,6 @@ class Worker:
             announcer=Announcer(publisher, outcome_exchange=own.outcome_exchange),
             spans=spans,
             short_codes=short_codes,
-        )
-        self._sharing = Sharing(
-            own.queue,
-            self._breaker,
-            peers,
-            is_registered=lambda: self.consumer.is_registered,
-            cancelled_consumers=lambda: self._held.cancelled_consumers,
         )
 
     @property
@@ -169,8 +170,13 @@ class Worker:
         # Before consuming: the pause that this process remembers may be older than a broker
         # restart.
         await self.operator_pause.look(connection)
+<<<<<<< HEAD
         # Last, so that workers that are already running have had time to report to this one.
         await self._peers.until_acquainted()
+=======
+        # Last: peers have had time to publish their states meanwhile.
+        await self._membership.until_acquainted()
+>>>>>>> d292f5a (cluster: one State message and one membership in place of the registry of hearers)
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.operator_pause.watch(connection))
@@ -179,7 +185,7 @@ class Worker:
                 for missing in (self._settler.queue_missing, self._publisher.exchange_missing):
                     group.create_task(self._upkeep.mend(connection, missing))
                 if self._account.rates.is_shared and self._lock is None:
-                    group.create_task(self._sharing.watch(connection))
+                    group.create_task(self._rate_limit.watch(connection))
                 await self.consumer.serve(connection)
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
@@ -193,7 +199,7 @@ class Worker:
         self._is_stopping = True
         self._identification.stop()
         self._account.stop()
-        self._sharing.leave()
+        self._rate_limit.leave()
         self._settler.hurry()
         self._held.cancel(lambda delivery: delivery.may_be_given_back)
         is_finished = False
@@ -205,12 +211,12 @@ class Worker:
             queue, fault = self._breaker.report.unstored or (None, None)
             log.warning("drain_timed_out", queue=queue, fault=fault)
         await self._held.cut_off()
-        await self._peers.until_joined(most_seconds=end_at - time.monotonic())
-        self._answerer.gives_up_copies = True
-        await hand_over(self.consumer, self._deduplicator, self._peers)
+        await self._membership.until_joined(most_seconds=end_at - time.monotonic())
+        self._questions.give_up_copies()
+        await hand_over(self.consumer, self._deduplicator, self._membership)
         if self._cluster_deduplicator is not None:
             self._cluster_deduplicator.report()
-        await self._peers.leave()
+        await self._membership.leave()
         if not is_finished and self._deduplicator.expects_redeliveries:
             log.warning("acks_in_doubt")
         return is_finished
@@ -257,9 +263,15 @@ class Worker:
         if self._lock is not None:
             # Only the active worker sends.
             self._account.rates.divide_by(1)
+<<<<<<< HEAD
         self._sharing.tell()
         # Redeliveries may arrive before the broker's answer to `basic.consume` is read.
         self._make_room()
+=======
+        self._rate_limit.publish()
+        # Redeliveries may have come before the broker's answer to the consume was read.
+        self._questions.make_room()
+>>>>>>> d292f5a (cluster: one State message and one membership in place of the registry of hearers)
 
     def session_over(self, most_unacked: int) -> None:
         """Release waiting deliveries: they are redelivered, and must not remain the probe."""
@@ -270,12 +282,15 @@ class Worker:
             )
         )
 
+<<<<<<< HEAD
     def _make_room(self) -> None:
         """Restart the consumer if redeliveries that wait for answers fill the prefetch."""
         if self._asker.leaves_few(self.consumer.prefetch, self._account.most_sendable):
             self._asker.put_aside()
             self.consumer.renew()
 
+=======
+>>>>>>> d292f5a (cluster: one State message and one membership in place of the registry of hearers)
     def _note_queue_sizes(self, found: Mapping[str, QueueSizes]) -> None:
         metrics, roles = self._metrics, self._queue_roles
         for name, sizes in found.items():

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from aio_pika.abc import AbstractIncomingMessage
 
-from bridge.worker.cluster.beats import BEAT_SECONDS, PRESENT
+from bridge.worker.cluster.membership import PRESENT
 from bridge.worker.envelope import REPEATED
 from bridge.worker.limits.capacity import SLOTS_PER_SPARE
 from tests.alarms import memory_alarm
@@ -351,7 +351,7 @@ async def test_an_alarm_makes_nobody_a_stranger(bench: Bench) -> None:
         async with memory_alarm(bench.broker):
             blocked = partial(first.metric, "sms_bridge_amqp_connection_blocked")
             await eventually(lambda: blocked() == 1, what="the block")
-            await asyncio.sleep(PRESENT.seconds_at(BEAT_SECONDS) + 2)
+            await asyncio.sleep(PRESENT.seconds_at(1) + 2)
             assert has_peers(first, 1)
         # Half of what makes a worker join anew that does not hear itself.
         await eventually(lambda: blocked() == 0, what="the end of the block")

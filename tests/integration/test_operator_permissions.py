@@ -14,7 +14,8 @@ from bridge.sandbox.broker import Broker
 from bridge.telemetry.metrics import new_registry
 from bridge.topology.declarations import Topology, webhook_topology, worker_topology
 from bridge.topology.upkeep import provide
-from bridge.worker.cluster.exchange import Peers
+from bridge.worker.cluster.exchange import Exchange
+from bridge.worker.cluster.membership import Cluster, Membership
 from bridge.worker.metrics import WorkerMetrics
 from tests.accounts import account, virtual_host
 from tests.chart.rendering import CI, MOUNTED, config, merged, nested, of_kind, render
@@ -47,16 +48,17 @@ def topology_of(settings: Settings) -> Topology:
 
 async def until_heard(queue: str, url: str) -> None:
     metrics = WorkerMetrics(new_registry(), queue=queue, retry_queues=[], dead="dead")
-    peers = Peers(queue, is_enabled=True, metrics=metrics)
+    membership = Membership(queue, is_enabled=True, metrics=metrics)
+    exchange = Exchange(Cluster(membership, [], metrics=metrics))
     async with connected(url) as connection:
 
         async def serve(_connection: Connection) -> None:
             async def is_up() -> bool:
-                return peers.is_up
+                return membership.is_up
 
             await eventually(is_up, what="a place among the workers")
 
-        await peers.beside(serve, connection)
+        await exchange.beside(serve, connection)
 
 
 @pytest.mark.parametrize("mode", ["declare", "verify"])

@@ -5,7 +5,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import ClassVar
+from typing import Any
 
 import aio_pika
 import pytest
@@ -15,13 +15,17 @@ from bridge.amqp.client import ChannelNotFoundEntity, Connection
 from bridge.sandbox.broker import Broker
 from bridge.telemetry.metrics import Registry, new_registry
 from bridge.worker.cluster import exchange as peers_exchange
-from bridge.worker.cluster import fanout
-from bridge.worker.cluster.beats import REMEMBERED
-from bridge.worker.cluster.exchange import LEAVING_SECONDS, REFUSED_SECONDS, Peers
-from bridge.worker.cluster.messages import Facts, Hello
+from bridge.worker.cluster.exchange import REFUSED_SECONDS, Exchange
+from bridge.worker.cluster.membership import (
+    MAX_REJOIN_SECONDS,
+    REMEMBERED,
+    Cluster,
+    Membership,
+    Part,
+)
+from bridge.worker.cluster.messages import Consumers, Message, RecentQuestion
 from bridge.worker.metrics import WorkerMetrics
 from tests.accounts import account
-from tests.alarms import memory_alarm
 from tests.ears import listening
 from tests.integration.conftest import SECONDS, Amqp, connected, eventually, unique
 
@@ -44,12 +48,21 @@ async def exchange_is_there(url: str, name: str) -> bool:
     return True
 
 
-class Word(Facts):
-    """Anything that one worker says."""
+class Listener(Part):
+    """Notes what the peers publish."""
 
-    kind: ClassVar[str] = "word"
+    def __init__(self) -> None:
+        self.facts_now: dict[str, Any] = {}
+        self.heard: list[tuple[str, str]] = []
 
-    text: str
+    def facts(self) -> dict[str, Any]:
+        """Return a state that the test chooses."""
+        return self.facts_now
+
+    def receive(self, peer: str, message: Message) -> None:
+        """Note a word."""
+        if isinstance(message, RecentQuestion):
+            self.heard.append((peer, message.to))
 
 
 class Colleague:
@@ -58,9 +71,18 @@ class Colleague:
     def __init__(self, queue: str, *, is_enabled: bool = True) -> None:
         self.registry: Registry = new_registry()
         metrics = WorkerMetrics(self.registry, queue=queue, retry_queues=[], dead="dead")
-        self.peers = Peers(queue, is_enabled=is_enabled, metrics=metrics)
-        self.heard: list[tuple[str, str]] = []
-        self.peers.on(Word, lambda peer, word: self.heard.append((peer, word.text)))
+        self.listener = Listener()
+        self.peers = Membership(queue, is_enabled=is_enabled, metrics=metrics)
+        self.exchange = Exchange(Cluster(self.peers, [self.listener], metrics=metrics))
+
+    @property
+    def heard(self) -> list[tuple[str, str]]:
+        """The words that its peers have said."""
+        return self.listener.heard
+
+    def say(self, word: str) -> None:
+        """Publish something."""
+        self.peers.publish(RecentQuestion(to=word))
 
     def value(self, name: str) -> float | None:
         """Read a metric."""
@@ -73,7 +95,7 @@ class Colleague:
     async def until_hears(self, *others: "Colleague") -> None:
         """Return when it has heard all of these and no other."""
         ids = {other.peers.worker_id for other in others}
-        await until(lambda: self.peers.roster.others(REMEMBERED) == ids, what="its peers")
+        await until(lambda: self.peers.others(REMEMBERED) == ids, what="its peers")
 
 
 @asynccontextmanager
@@ -82,7 +104,7 @@ async def at_work(colleague: Colleague, url: str) -> AsyncIterator[Connection]:
         await asyncio.Event().wait()
 
     async with connected(url) as connection:
-        serving = asyncio.create_task(colleague.peers.beside(serve, connection))
+        serving = asyncio.create_task(colleague.exchange.beside(serve, connection))
         try:
             yield connection
         finally:
@@ -110,7 +132,7 @@ async def team(queue: str, url: str, size: int) -> AsyncIterator[list[Colleague]
 async def test_what_one_says_all_others_hear(amqp_url: str, queue: str) -> None:
     """Each of three hears the other two, and not itself."""
     async with team(queue, amqp_url, 3) as (first, *others):
-        first.peers.tell(Word(text="Hi"))
+        first.say("Hi")
         await until(lambda: all(other.heard for other in others), what="the word")
 
         assert [other.heard for other in others] == [[(first.peers.worker_id, "Hi")]] * 2
@@ -122,8 +144,8 @@ async def test_what_one_says_all_others_hear(amqp_url: str, queue: str) -> None:
 async def test_the_first_of_all_waits_for_nobody(
     amqp_url: str, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("ACQUAINTING_SECONDS", "MOST_ACQUAINTING_SECONDS"):
-        monkeypatch.setattr(f"bridge.worker.cluster.exchange.{name}", 3600)
+    monkeypatch.setattr("bridge.worker.cluster.exchange.ACQUAINTING_SECONDS", 3600)
+    monkeypatch.setattr("bridge.worker.cluster.membership.MAX_START_SECONDS", 3600)
     first = Colleague(queue)
     async with at_work(first, amqp_url), asyncio.timeout(20):
         await first.peers.until_acquainted()
@@ -132,61 +154,38 @@ async def test_the_first_of_all_waits_for_nobody(
 async def test_who_comes_later_waits_for_answers(
     amqp_url: str, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("ALONE_SECONDS", "MOST_ACQUAINTING_SECONDS"):
-        monkeypatch.setattr(f"bridge.worker.cluster.exchange.{name}", 3600)
+    monkeypatch.setattr("bridge.worker.cluster.exchange.ALONE_SECONDS", 3600)
+    monkeypatch.setattr("bridge.worker.cluster.membership.MAX_START_SECONDS", 3600)
     async with team(queue, amqp_url, 1) as (first,):
         await first.until_up()
         newcomer = Colleague(queue)
         async with at_work(newcomer, amqp_url), asyncio.timeout(20):
             await newcomer.peers.until_acquainted()
 
-            assert newcomer.peers.roster.others(REMEMBERED) == {first.peers.worker_id}
+            assert newcomer.peers.others(REMEMBERED) == {first.peers.worker_id}
 
 
-async def test_each_beat_carries_what_is_told_beside(amqp_url: str, queue: str) -> None:
-    """A worker that comes later learns by itself how things stand."""
+async def test_a_newcomer_learns_the_state_of_the_others(amqp_url: str, queue: str) -> None:
+    """Each peer publishes its state when a worker joins, to that one alone."""
     async with team(queue, amqp_url, 1) as (first,):
-        first.peers.in_each_beat(lambda: Word(text="all is well"))
+        first.listener.facts_now = {"consumers": Consumers(count=3)}
         newcomer = Colleague(queue)
         async with at_work(newcomer, amqp_url):
-            await until(lambda: newcomer.heard, what="the word")
+            await newcomer.until_hears(first)
 
-        assert newcomer.heard[0] == (first.peers.worker_id, "all is well")
-
-
-async def test_one_of_an_earlier_version_is_answered(
-    amqp: Amqp, amqp_url: str, queue: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("bridge.worker.cluster.exchange.LOOK_SECONDS", 3600)
-    async with team(queue, amqp_url, 1) as (first,):
-        await first.until_up()
-        exchange = await amqp.channel.get_exchange(f"{queue}.workers", ensure=False)
-        earlier = await amqp.channel.declare_queue(exclusive=True)
-        await earlier.bind(exchange)
-        hello = {"v": 1, "worker_id": "0" * 16, "kind": "hello", "facts": {}}
-        await exchange.publish(aio_pika.Message(json.dumps(hello).encode()), "")
-        heard = []
-        async with asyncio.timeout(20), earlier.iterator(no_ack=True) as messages:
-            async for message in messages:
-                told = json.loads(message.body)
-                if told["kind"] == "beat":
-                    heard.append((told["worker_id"], told["facts"]["beat_seconds"]))
-                    break
-
-        assert heard == [(first.peers.worker_id, 1)]
-        assert first.peers.roster.beats() == [None]
+            assert newcomer.peers.peers[first.peers.worker_id].consumers == 3
 
 
 async def test_who_leaves_is_gone_at_once_and_stays_silent(amqp_url: str, queue: str) -> None:
     """A clean stop is told; what is said after it reaches nobody."""
     async with team(queue, amqp_url, 2) as (first, second):
         await first.peers.leave()
-        await until(lambda: not second.peers.roster.others(REMEMBERED), what="the bye")
-        first.peers.tell(Hello())
-        second.peers.tell(Word(text="still here?"))
+        await until(lambda: not second.peers.others(REMEMBERED), what="the bye")
+        first.say("unheard")
+        second.say("still here?")
         await until(lambda: first.heard, what="the word")
 
-        assert second.peers.roster.others(REMEMBERED) == set()
+        assert second.peers.others(REMEMBERED) == set()
 
 
 async def test_who_leaves_without_a_connection_waits_for_one(amqp_url: str, queue: str) -> None:
@@ -200,7 +199,7 @@ async def test_who_leaves_without_a_connection_waits_for_one(amqp_url: str, queu
             await joined
             assert first.peers.is_up
             await first.peers.leave()
-            await until(lambda: not second.peers.roster.others(REMEMBERED), what="the bye")
+            await until(lambda: not second.peers.others(REMEMBERED), what="the bye")
 
 
 async def test_who_leaves_waits_no_longer_than_it_may(amqp_url: str, queue: str) -> None:
@@ -209,7 +208,7 @@ async def test_who_leaves_waits_no_longer_than_it_may(amqp_url: str, queue: str)
         first = Colleague(queue)
         async with at_work(first, amqp_url):
             await first.until_hears(second)
-        async with asyncio.timeout(LEAVING_SECONDS - 1):
+        async with asyncio.timeout(MAX_REJOIN_SECONDS - 1):
             await first.peers.until_joined(most_seconds=0.1)
             await first.peers.until_joined(most_seconds=-1)
             await Colleague(queue).peers.until_joined(most_seconds=3600)
@@ -218,7 +217,7 @@ async def test_who_leaves_waits_no_longer_than_it_may(amqp_url: str, queue: str)
 async def test_what_no_worker_says_is_counted(amqp: Amqp, amqp_url: str, queue: str) -> None:
     async with team(queue, amqp_url, 2) as (first, second):
         exchange = await amqp.channel.get_exchange(f"{queue}.workers", ensure=False)
-        told = {"worker_id": second.peers.worker_id, "kind": "word", "facts": {"text": 1}}
+        told = {"v": 1, "worker_id": second.peers.worker_id, "kind": "held", "facts": {"to": 1}}
         for body in (b"rubbish", json.dumps(told).encode()):
             await exchange.publish(aio_pika.Message(body), "")
         await until(lambda: first.value("peer_messages_malformed_total") == 2, what="both")
@@ -236,25 +235,11 @@ async def test_nothing_is_left_on_the_broker(amqp_url: str, queue: str) -> None:
     await eventually(is_gone, what="the exchange's end")
 
 
-async def test_what_could_not_be_said_can_be_told_later(managed_broker: Broker, queue: str) -> None:
-    async with team(queue, managed_broker.url, 1) as (first,):
-        second = Colleague(queue)
-        second.peers.when_heard(lambda: second.peers.tell(Word(text="told again")))
-        async with at_work(second, managed_broker.url):
-            await until(lambda: first.heard, what="the word at the join")
-            async with memory_alarm(managed_broker):
-                await until(lambda: not second.peers.is_up, what="the block")
-                second.peers.tell(Word(text="lost"))
-            await until(lambda: len(first.heard) > 1, what="the word after the alarm")
-
-        assert {text for _, text in first.heard} == {"told again"}
-
-
 async def test_where_coordination_is_off_nothing_is_declared(amqp_url: str, queue: str) -> None:
     """Such a worker asks nothing of the broker, and what it would say is said to nobody."""
     alone = Colleague(queue, is_enabled=False)
     async with at_work(alone, amqp_url):
-        alone.peers.tell(Word(text="Hi"))
+        alone.say("Hi")
 
         assert not alone.peers.is_up
         assert not await exchange_is_there(amqp_url, f"{queue}.workers")
@@ -291,7 +276,7 @@ async def test_a_worker_whose_place_was_deleted_takes_a_new_one(
         await until(lambda: not (first.peers.is_up or second.peers.is_up), what="deafness")
         await first.until_up()
         await second.until_up()
-        first.peers.tell(Word(text="Hi"))
+        first.say("Hi")
         await until(lambda: second.heard, what="the word")
 
 
@@ -304,8 +289,8 @@ async def test_who_joins_again_leaves_nothing_behind(
         channels = connection.transport.connection.channels
         await alone.until_up()
         with monkeypatch.context() as short_of_time:
-            short_of_time.setattr("bridge.worker.cluster.outbox.SAY_SECONDS", 0)
-            alone.peers.tell(Word(text="Hi"))
+            short_of_time.setattr("bridge.worker.cluster.exchange.WRITE_SECONDS", 0)
+            alone.say("Hi")
             await until(lambda: alone.peers.joins > 2, what="another join")
         await alone.until_up()
 
@@ -322,8 +307,8 @@ async def test_who_may_not_join_leaves_nothing_behind(
 ) -> None:
     monkeypatch.setattr(peers_exchange, "REFUSED_SECONDS", 0.1)
     # As it is, only sooner.
-    assert fanout.QUEUE_ARGUMENTS["x-expires"] <= 60_000
-    monkeypatch.setitem(fanout.QUEUE_ARGUMENTS, "x-expires", 1000)
+    assert peers_exchange.QUEUE_ARGUMENTS["x-expires"] <= 60_000
+    monkeypatch.setitem(peers_exchange.QUEUE_ARGUMENTS, "x-expires", 1000)
     alone = Colleague(queue)
 
     async def has_no_queue() -> bool:

@@ -1,131 +1,107 @@
-"""A fanout exchange for workers on one event loop: what is told arrives later, or never."""
+"""A fanout exchange for workers on one event loop: messages arrive later, or never."""
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
-from bridge.worker.cluster.beats import Beats
-from bridge.worker.cluster.exchange import LOOK_SECONDS
-from bridge.worker.cluster.messages import (
-    Beat,
-    Facts,
-    Hello,
-    Message,
-    new_worker_id,
-    read_message,
-    write_message,
-)
-from bridge.worker.cluster.roster import Roster
+from bridge.worker.cluster.membership import TICK_SECONDS, Cluster, Membership, Part
+from bridge.worker.cluster.messages import Message, read_message
+from bridge.worker.metrics import WorkerMetrics
 
 LATENCY_SECONDS: Final = 0.002
 
 
-class Exchange:
-    """Carries what one worker says to all others, after up to twice the latency."""
+class _Wire:
+    is_blocked = False
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, *, seed: int = 1) -> None:
+
+class Exchange:
+    """Carries the messages of each worker to all others, after up to twice the latency."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        seed: int = 1,
+        latency_seconds: float = LATENCY_SECONDS,
+        spread: tuple[float, float] = (0.5, 2),
+    ) -> None:
         self.loop = loop
         self.chance = random.Random(seed)
-        self.members: list[SimulatedPeers] = []
+        self.members: list[Member] = []
         self.carried = 0
-        # Which messages are lost on the way.
-        self.loses: Callable[[Message], bool] = lambda _: False
+        self._latency_seconds = latency_seconds
+        self._spread = spread
+        self._last_at: dict[str, float] = {}
+        # Which messages are lost on the way, by their sender and themselves.
+        self.loses: Callable[[str, Message], bool] = lambda _sender, _message: False
+        self.published: list[tuple[str, Message]] = []
 
-    def carry(self, body: bytes, to: "str | None" = None) -> None:
-        """Carry a message to all, its sender included, or to one worker."""
-        message = read_message(body)
-        assert message is not None
-        if self.loses(message):
+    def carry(self, body: bytes, queue: str | None) -> None:
+        """Carry a message to all, its sender included, or to one worker's queue."""
+        read = read_message(body)
+        assert read is not None
+        self.published.append(read)
+        del self.published[:-100_000]
+        if self.loses(*read):
             return
-        self.carried += len(self.members) if to is None else 1
-        delay = LATENCY_SECONDS * self.chance.uniform(0.5, 2)
-        self.loop.call_later(delay, self._hand_out, message, to)
+        self.carried += len(self.members) if queue is None else 1
+        # Messages of one worker stay in their order.
+        at = self.loop.time() + self._latency_seconds * self.chance.uniform(*self._spread)
+        self._last_at[read[0]] = at = max(at, self._last_at.get(read[0], 0.0))
+        self.loop.call_at(at, self._hand_out, body, queue)
 
-    def _hand_out(self, message: Message, to: "str | None") -> None:
+    def _hand_out(self, body: bytes, queue: str | None) -> None:
         for member in self.members:
-            if member.worker_id != message.worker_id and to in {None, member.worker_id}:
-                member.hear(message)
+            if queue in {None, member.queue}:
+                member.cluster.receive(body)
 
 
-class SimulatedPeers:
-    """What stands in for `Peers`, on a simulated exchange."""
+class Member:
+    """A worker's place on a simulated exchange, in the place of `bridge`'s `Exchange`."""
 
-    def __init__(self, exchange: Exchange) -> None:
-        self.worker_id = new_worker_id()
-        self.is_up = False
-        self.roster = Roster(clock=exchange.loop.time)
+    def __init__(
+        self,
+        exchange: Exchange,
+        membership: Membership,
+        parts: Sequence[Part],
+        metrics: WorkerMetrics,
+    ) -> None:
+        self.membership = membership
+        self.cluster = Cluster(membership, parts, metrics=metrics)
         self._exchange = exchange
-        self._hearers: dict[str, tuple[type[Facts], Callable[[str, Any], None]]] = {}
-        self._in_each_beat: list[Callable[[], Facts | None]] = []
-        self._each_second: list[Callable[[], None]] = []
-        self._beats = Beats(self.roster.beats)
-        self.hurry_while = self._beats.hurry_while
-        self.on(Hello, self._hear_hello)
-        self.on(Beat, self._hear_beat)
 
-    def on(self, facts: type[Facts], hear: Callable[[str, Any], None]) -> None:
-        """Call `hear` with what peers say."""
-        self._hearers[facts.kind] = (facts, hear)
-
-    def in_each_beat(self, facts: Callable[[], Facts | None]) -> None:
-        """Have each beat carry facts beside."""
-        self._in_each_beat.append(facts)
-
-    def each_second(self, look: Callable[[], None]) -> None:
-        self._each_second.append(look)
-
-    def tell(self, facts: Facts, to: str | None = None) -> None:
-        """Say something to all, or to one."""
-        if self.is_up:
-            self._exchange.carry(write_message(self.worker_id, facts), to)
+    @property
+    def queue(self) -> str:
+        """The name of its queue."""
+        return self.membership.queue_name(self.membership.worker_id, self.membership.joins)
 
     def join(self) -> None:
-        """Hear, and be heard."""
+        """Receive and publish from now on."""
         self._exchange.members.append(self)
-        self.is_up = True
-        self.roster.resume()
-        self.tell(Hello(joins=1, beat_seconds=self._beats.seconds))
+        self.membership.joins += 1
+        self.cluster.join(_Wire())
 
-    def leave(self) -> None:
-        """Fall silent, as one does that is killed."""
-        self.is_up = False
-        self.roster.pause()
+    def fall_silent(self) -> None:
+        """Neither receive nor publish any more, as a worker that is killed."""
+        self.membership.lose()
         if self in self._exchange.members:
             self._exchange.members.remove(self)
 
-    async def keep_beating(self) -> None:
-        """Look each second, and beat when it is time."""
+    async def keep_publishing(self) -> None:
+        """Publish at once, until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_SECONDS * self._exchange.chance.uniform(0.99, 1.05))
-            for look in self._each_second:
-                look()
-            if self._beats.is_due():
-                self.beat()
+            while (unpublished := self.membership.next_unpublished()) is not None:
+                self._exchange.carry(*unpublished)
+            await self.membership.until_unpublished(3600)
 
-    def beat(self, to: str | None = None) -> None:
-        """Say that it is there."""
-        beside = [facts for make in self._in_each_beat if (facts := make()) is not None]
-        told = {facts.kind: facts.model_dump(mode="json") for facts in beside}
-        self.tell(Beat(beat_seconds=self._beats.seconds, beside=told), to)
-
-    def hear(self, message: Message) -> None:
-        self.roster.note(message.worker_id)
-        self._hand_on(message.worker_id, message.kind, message.facts)
-
-    def _hear_hello(self, worker_id: str, hello: Hello) -> None:
-        self.roster.note(worker_id, hello.beat_seconds)
-        self.beat(worker_id)
-
-    def _hear_beat(self, worker_id: str, beat: Beat) -> None:
-        self.roster.note(worker_id, beat.beat_seconds)
-        for kind, facts in beat.beside.items():
-            self._hand_on(worker_id, kind, facts)
-
-    def _hand_on(self, worker_id: str, kind: str, facts: object) -> None:
-        if kind in self._hearers:
-            model, hear = self._hearers[kind]
-            hear(worker_id, model.model_validate(facts))
+    async def keep_ticking(self) -> None:
+        """Look after peers and parts each second, until cancelled."""
+        while True:
+            await asyncio.sleep(TICK_SECONDS * self._exchange.chance.uniform(0.99, 1.05))
+            if self.membership.is_up:
+                self.cluster.tick()
 
 
 def start(coroutine: Coroutine[Any, Any, Any], tasks: "set[asyncio.Task[Any]]") -> None:

@@ -9,7 +9,7 @@ import logging
 import sys
 from typing import Final, NamedTuple
 
-from bridge.worker.cluster.beats import MAX_BEAT_SECONDS
+from bridge.worker.cluster.membership import MAX_HEARTBEAT_SECONDS
 from tests.simulation.windows import fewest_in, most_in
 from tests.simulation.world import World
 
@@ -19,7 +19,7 @@ REVOKED_SECONDS: Final = 60.0
 # How long each number of workers runs.
 PHASE_SECONDS: Final = 15.37
 # For how long it is counted what the exchange hands out: two beats of however many workers.
-COUNTED_SECONDS: Final = 2.0 * MAX_BEAT_SECONDS
+COUNTED_SECONDS: Final = 2.0 * MAX_HEARTBEAT_SECONDS
 BURST_SECONDS: Final = 0.05
 # By how much timers and requests are late on average, on an idle machine and on a busy one; the
 # latter is played for as many workers as fit on one.

@@ -6,9 +6,10 @@ from typing import Any, Final, cast
 
 from bridge.config import WorkerSettings
 from bridge.telemetry.metrics import new_registry
-from bridge.worker.cluster.exchange import ACQUAINTING_SECONDS, ALONE_SECONDS, Peers
-from bridge.worker.cluster.joint_pause import JointPause
-from bridge.worker.cluster.sharing import Sharing
+from bridge.worker.cluster.exchange import ACQUAINTING_SECONDS, ALONE_SECONDS
+from bridge.worker.cluster.joint_pause import JointPause, PauseFollower
+from bridge.worker.cluster.membership import Membership
+from bridge.worker.cluster.rate_limit import ClusterRateLimit
 from bridge.worker.delivery import Delivery
 from bridge.worker.fates import Answer
 from bridge.worker.limits.capacity import Capacity
@@ -19,7 +20,7 @@ from bridge.worker.service.account import Account
 from bridge.worker.service.sender import Sender
 from tests.breakers import make_breaker
 from tests.deliveries import make_delivery
-from tests.simulation.exchange import Exchange, SimulatedPeers, start
+from tests.simulation.exchange import Exchange, Member, start
 from tests.simulation.queue import Message, Queue
 from tests.simulation.service import Service
 
@@ -38,7 +39,7 @@ _SESSION: Final = _Session()
 
 
 class Worker:
-    """Takes messages of a queue to a service, and speaks on an exchange; `setup` names its own."""
+    """Takes messages of a queue to a service, as one of several; `setup` names its own."""
 
     def __init__(
         self,
@@ -56,11 +57,10 @@ class Worker:
         metrics = WorkerMetrics(
             new_registry(), queue="q", retry_queues=["q.retry.5s"], dead="q.dead"
         )
-        self.peers = SimulatedPeers(exchange)
-        peers = cast("Peers", self.peers)
+        self.membership = Membership("q", is_enabled=True, metrics=metrics, clock=loop.time)
         self.setup = setup
         self.joint_pause = JointPause(
-            peers,
+            self.membership,
             setup=lambda: self.setup,
             turn_seconds=settings.retry_delays[0],
             clock=loop.time,
@@ -72,15 +72,15 @@ class Worker:
             cluster=self.joint_pause,
             clock=loop.time,
         )
-        self.joint_pause.follow(self.breaker, can_take=lambda: self.can_take)
-        self.sharing = Sharing(
+        self.rate_limit = ClusterRateLimit(
             "q",
             self.breaker,
-            peers,
-            is_registered=lambda: self._prefetch > 0,
-            cancelled_consumers=lambda: self.cancelled_consumers,
+            self.membership,
+            own_consumers=lambda: (self._prefetch > 0, self.cancelled_consumers),
             clock=loop.time,
         )
+        follower = PauseFollower(self.joint_pause, self.breaker, can_take=lambda: self.can_take)
+        self.member = Member(exchange, self.membership, [follower, self.rate_limit], metrics)
         self._account = Account(
             settings,
             sender=cast("Sender", self),
@@ -111,11 +111,12 @@ class Worker:
     async def run(self) -> None:
         """Join, and consume until cancelled."""
         is_first = not self._exchange.members
-        self.peers.join()
-        start(self.peers.keep_beating(), self.tasks)
+        self.member.join()
+        start(self.member.keep_publishing(), self.tasks)
+        start(self.member.keep_ticking(), self.tasks)
         await asyncio.sleep(ALONE_SECONDS if is_first else ACQUAINTING_SECONDS)
         if self.breaker.rates.is_shared:
-            start(self.sharing.follow(self._count), self.tasks)
+            start(self.rate_limit.follow(self._count), self.tasks)
         while True:
             self._register()
             with contextlib.suppress(TimeoutError):
@@ -127,7 +128,7 @@ class Worker:
         """Drain: take and send nothing new, give back what waits, let the rest end."""
         self._is_stopping = True
         self._account.stop()
-        self.sharing.leave()
+        self.rate_limit.leave()
         self._register()
         for task, message in list(self._held.items()):
             task.cancel()
@@ -137,7 +138,7 @@ class Worker:
     def kill(self) -> None:
         """End at once; the broker gives what it held to others."""
         self._is_stopping = True
-        self.peers.leave()
+        self.member.fall_silent()
         self._queue.register(self, is_consumer=False)
         held = [message for task, message in self._held.items() if not task.done()]
         for task in [*self.tasks, *self._held]:
@@ -152,7 +153,7 @@ class Worker:
     def _register(self) -> None:
         self._prefetch = 0 if self._is_stopping else self._wanted()
         self._queue.register(self, is_consumer=self._prefetch > 0)
-        self.sharing.tell()
+        self.rate_limit.publish()
         self._queue.hand_out()
 
     def _wanted(self) -> int:

@@ -1,9 +1,16 @@
-"""Recognise what a publisher has sent twice, also when two workers take one each.
+"""Recognise messages that are in the queue twice, also when two workers take one each.
 
-Each reports to the others which messages it takes, sends, and settles in another way, some times a
-second, all in one message. Whoever is given what a peer is working on waits for that; what a peer
-has sent is a repeat. Two that are taken within the time that a report takes are both sent. A report
-that is lost is made good when somebody waits for it, and by no one otherwise.
+`ClusterDeduplicator` is about the duplicates of publishers. Each worker reports to the others which
+messages it takes, sends, and settles in another way, some times a second, all in one message. A
+delivery of a message that a peer has in flight waits; one that a peer has sent is a repeat. Two
+that are taken within the time that a report takes are both sent. A report that is lost is made good
+when a delivery waits for it, and not otherwise.
+
+`RepeatedCopies` is about retry copies. A copy whose confirm was lost is published again, and only
+the second says that it may be one (`x-sms-bridge-repeated`). The broker may deliver the second
+first, and the first minutes later, to another worker: it tries anew only after three minutes to
+deliver a message that found no leader at the end of its wait. So a worker that publishes, is given
+or settles either publishes that, also to workers that join later.
 """
 
 import asyncio
@@ -11,90 +18,98 @@ import contextlib
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
-from bridge.worker.cluster.asking import ASK_AGAIN_SECONDS, BUSY_SECONDS, MOST_BUSY_SECONDS
-from bridge.worker.cluster.beats import PRESENT, REMEMBERED
-from bridge.worker.cluster.exchange import Peers
-from bridge.worker.cluster.messages import Beat, Hello
-from bridge.worker.cluster.reports import (
+from bridge.amqp.frames import Body
+from bridge.amqp.properties import Properties
+from bridge.worker.cluster.membership import PRESENT, REMEMBERED, Membership, Part
+from bridge.worker.cluster.messages import (
+    MAX_QUESTIONS,
     MAX_REPORTED,
+    Copies,
+    IdentityFacts,
+    Join,
+    Message,
+    Questions,
     Recent,
     RecentQuestion,
     Report,
+    State,
+    facts_of,
     read_digests,
     read_records,
     write_digests,
     write_records,
 )
+from bridge.worker.cluster.questions import ASK_AGAIN_SECONDS, BUSY_SECONDS, MOST_BUSY_SECONDS
+from bridge.worker.deduplicator import Deduplicator
 from bridge.worker.delivery import Delivery
-from bridge.worker.expiring_map import MAX_ENTRIES
-from bridge.worker.message_identity import MessageIdentity
-from bridge.worker.sent_messages import Accepted, SentMessages
+from bridge.worker.envelope import bare_envelope
+from bridge.worker.expiring_map import MAX_ENTRIES, ExpiringMap
+from bridge.worker.message_identity import IdentityOf, MessageIdentity
+from bridge.worker.sent_messages import SENT_SECONDS, Accepted, SentMessages
 
 # Between two reports. The first after a quiet time goes at the end of the loop's iteration.
 REPORT_SECONDS: Final = 0.02
-# What was sent while nobody could be told is told afterwards; of more, the newest.
-MAX_UNTOLD: Final = 10_000
-# A worker that joins is told so much of what was sent lately, a part at a time: a second in all.
+# Messages that were sent while no peer could hear of it are reported afterwards; of more, the
+# newest.
+MAX_UNREPORTED: Final = 10_000
+# So many of the messages that were sent lately are published to a worker that joins, a part at a
+# time: a second in all.
 MAX_RECENT: Final = 20_000
 PART_SECONDS: Final = 0.02
-# While one answers no other is asked; nobody after that.
+# While one peer answers no other is asked; none after the second.
 RECENT_AGAIN_SECONDS: Final = 2.0
-MOST_RECENT_SECONDS: Final = 10.0
+MAX_RECENT_SECONDS: Final = 10.0
 # How many may be answered at once; the others ask again.
 MAX_ANSWERED: Final = 4
+MAX_COPIES: Final = 10_000
+# So many copies are published to a worker that joins, the latest.
+MAX_WELCOME: Final = 4 * MAX_QUESTIONS
 
 
-class ClusterDeduplicator:
-    """One worker's part: what it reports, and what it has heard that peers are working on.
+class ClusterDeduplicator(Part):
+    """One worker's reports, and what it has learned that its peers have in flight.
 
-    What was sent is in `acceptances`. `now` gives unix seconds.
+    `sent` are the messages that were sent. `now` returns unix seconds.
     """
 
     def __init__(
         self,
-        peers: Peers,
-        acceptances: SentMessages,
+        membership: Membership,
+        sent: SentMessages,
         *,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self._peers = peers
-        self._sent_messages = acceptances
+        self._membership = membership
+        self._sent_messages = sent
         self._clock = clock
         self._now = now
-        self._working_on: set[bytes] = set()
-        # Which peer is working on it, and when that was heard.
+        self._in_flight: set[bytes] = set()
+        # The peer that has it in flight, and when that was heard.
         self._busy: dict[bytes, tuple[str, float]] = {}
-        self._awaited: dict[bytes, asyncio.Future[None]] = {}
+        self._awaited: dict[bytes, asyncio.Event] = {}
+        # The next report.
         self._taken: dict[bytes, None] = {}
-        self._let_go: dict[bytes, None] = {}
+        self._ended: dict[bytes, None] = {}
         self._asked: dict[bytes, None] = {}
-        self._sent: deque[tuple[bytes, Accepted]] = deque(maxlen=MAX_UNTOLD)
+        self._sent: deque[tuple[bytes, Accepted]] = deque(maxlen=MAX_UNREPORTED)
         self._reporting: asyncio.TimerHandle | None = None
         self._reported_at = -REPORT_SECONDS
-        # Each time that the worker joins the exchange it may have missed something.
-        self._join = -1
-        self._joined_at = 0.0
-        self._is_caught_up = False
-        self._recent_asked_at = 0.0
+        # Until when peers are asked for what was sent lately.
+        self._asks_until = 0.0
+        self._recent_at = 0.0
         self._recent_asked: set[str] = set()
         self._answering: set[asyncio.Task[None]] = set()
-        peers.on(Report, self._hear)
-        peers.on(RecentQuestion, self._on_recent_question)
-        peers.on(Recent, self._on_recent)
-        peers.on(Beat, lambda peer, _: self._catch_up(peer))
-        peers.on(Hello, lambda _peer, _: self._report_all_taken())
-        peers.each_second(self._look_after)
 
-    # What the worker does
+    # This worker's messages
 
     async def until_ended_elsewhere(
         self, delivery: Delivery, identity: MessageIdentity, *, may_wait: Callable[[], bool]
     ) -> bool:
-        """Return when no peer is working on the same message any more.
+        """Return when no peer has the same message in flight any more.
 
         Returns False while one does and it `may_wait` no longer. A peer that is not heard, or that
         does not say that it has the message, is waited for for some seconds.
@@ -108,85 +123,117 @@ class ClusterDeduplicator:
                     return False
                 self._asked[message] = None
                 self._report_soon()
-                await self._until_heard(message)
+                ended = self._awaited.setdefault(message, asyncio.Event())
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(ASK_AGAIN_SECONDS):
+                        await ended.wait()
         return True
 
     def take(self, identity: MessageIdentity) -> None:
-        """Report that a message is being worked on here."""
+        """Report that a message is in flight here."""
         if identity.has_id:
-            self._working_on.add(identity.message)
+            self._in_flight.add(identity.message)
             self._taken[identity.message] = None
-            self._let_go.pop(identity.message, None)
+            self._ended.pop(identity.message, None)
             self._report_soon()
 
     def end(self, identity: MessageIdentity, accepted: Accepted | None) -> None:
         """Report that it was accepted, or that it was not, so that another one may be tried."""
         if not identity.has_id:
             return
-        self._working_on.discard(identity.message)
+        self._in_flight.discard(identity.message)
         self._taken.pop(identity.message, None)
         if accepted is None:
-            self._let_go[identity.message] = None
+            self._ended[identity.message] = None
         else:
             self._sent.append((identity.message, accepted))
         self._report_soon()
 
-    # What is reported
+    # Reports
 
     def _report_soon(self) -> None:
         if self._reporting is None:
-            loop = asyncio.get_running_loop()
             wait_seconds = self._reported_at + REPORT_SECONDS - self._clock()
+            loop = asyncio.get_running_loop()
             self._reporting = loop.call_later(max(0.0, wait_seconds), self.report)
 
     def report(self) -> None:
-        """Say all that has not been said yet."""
+        """Publish all that has not been reported yet."""
         if self._reporting is not None:
             self._reporting.cancel()
             self._reporting = None
         self._reported_at = self._clock()
-        has_peers = bool(self._peers.roster.others(REMEMBERED))
-        if self._peers.is_up and has_peers:
-            self._report_now()
-            return
-        # Who comes, or comes back, is told what is being worked on by then.
+        has_peers = bool(self._membership.others(REMEMBERED))
+        while (
+            self._membership.is_up
+            and has_peers
+            and (self._taken or self._sent or self._ended or self._asked)
+        ):
+            sent = [self._sent.popleft() for _ in range(min(len(self._sent), MAX_REPORTED))]
+            self._membership.publish(
+                Report(
+                    taken=_take_some(self._taken),
+                    sent=write_records(sent, now=self._now()),
+                    ended=_take_some(self._ended),
+                    asked=_take_some(self._asked),
+                )
+            )
+        # A peer that joins or comes back learns what is in flight by then, and what was sent.
         self._taken.clear()
-        self._let_go.clear()
+        self._ended.clear()
         self._asked.clear()
         if not has_peers:
             self._sent.clear()
 
-    def _report_now(self) -> None:
-        while self._taken or self._sent or self._let_go or self._asked:
-            sent = [self._sent.popleft() for _ in range(min(len(self._sent), MAX_REPORTED))]
-            self._peers.tell(
-                Report(
-                    taken=_take_some(self._taken),
-                    sent=write_records(sent, now=self._now()),
-                    let_go=_take_some(self._let_go),
-                    asked=_take_some(self._asked),
-                )
-            )
+    def joined(self) -> None:
+        """Ask the peers for what was sent lately: some of it may have been missed."""
+        self._asks_until = self._clock() + MAX_RECENT_SECONDS
+        self._recent_at = self._clock() - RECENT_AGAIN_SECONDS
+        self._recent_asked.clear()
 
-    def _report_all_taken(self) -> None:
-        if self._working_on:
-            self._taken.update(dict.fromkeys(self._working_on))
+    def tick(self) -> None:
+        """Report the messages that were sent while no peer could hear of it."""
+        if self._sent:
             self._report_soon()
 
-    # What peers report
+    def receive(self, peer: str, message: Message) -> None:
+        """Learn from a report, and answer a worker that joins."""
+        own = self._membership.worker_id
+        match message:
+            case Report():
+                self._on_report(peer, message)
+            case Join():
+                self._taken.update(dict.fromkeys(self._in_flight))
+                self._report_soon()
+            case State():
+                self._ask_recent(peer)
+            case RecentQuestion() if message.to == own and len(self._answering) < MAX_ANSWERED:
+                task = asyncio.create_task(self._publish_recent(peer))
+                self._answering.add(task)
+                task.add_done_callback(self._answering.discard)
+            case Recent() if message.to == own:
+                self._learn(message.sent)
+                self._recent_at = self._clock()
+                if message.is_last:
+                    self._asks_until = self._clock()
 
-    def _hear(self, peer: str, told: Report) -> None:
+    def _on_report(self, peer: str, told: Report) -> None:
         now = self._clock()
         for message in read_digests(told.taken):
             self._busy[message] = (peer, now)
         while len(self._busy) > MAX_ENTRIES:
             self._forget(next(iter(self._busy)))
         self._learn(told.sent)
-        for message in read_digests(told.let_go):
+        for message in read_digests(told.ended):
             if self._busy.get(message, ("",))[0] == peer:
                 self._forget(message)
         for message in read_digests(told.asked):
-            self._report_again(message)
+            if message in self._in_flight:
+                self._taken[message] = None
+                self._report_soon()
+            elif (accepted := self._sent_messages.own(message)) is not None:
+                self._sent.append((message, accepted))
+                self._report_soon()
 
     def _learn(self, sent: bytes) -> None:
         now = self._now()
@@ -194,92 +241,43 @@ class ClusterDeduplicator:
             self._sent_messages.learn(message, attempts, status, now - age_seconds, age_seconds)
             self._forget(message)
 
-    def _report_again(self, message: bytes) -> None:
-        if message in self._working_on:
-            self._taken[message] = None
-            self._report_soon()
-        elif (accepted := self._sent_messages.own(message)) is not None:
-            self._sent.append((message, accepted))
-            self._report_soon()
-
     def _is_busy(self, message: bytes, since: float) -> bool:
-        """Whether a peer is working on it that is there, and says so when it is asked."""
+        """Whether a peer has it in flight that is there, and says so when it is asked."""
         busy = self._busy.get(message)
         if busy is None:
             return False
         peer, heard_at = busy
         silent_seconds = self._clock() - max(since, heard_at)
-        if silent_seconds < BUSY_SECONDS and peer in self._peers.roster.others(PRESENT):
+        if silent_seconds < BUSY_SECONDS and peer in self._membership.others(PRESENT):
             return True
         self._forget(message)
         return False
 
-    async def _until_heard(self, message: bytes) -> None:
-        """Wait until its end is heard of, but not for longer than until it is asked again."""
-        heard = self._awaited.get(message)
-        if heard is None:
-            heard = self._awaited[message] = asyncio.get_running_loop().create_future()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(ASK_AGAIN_SECONDS):
-                await asyncio.shield(heard)
-
     def _forget(self, message: bytes) -> None:
         self._busy.pop(message, None)
-        heard = self._awaited.pop(message, None)
-        if heard is not None:
-            heard.set_result(None)
+        ended = self._awaited.pop(message, None)
+        if ended is not None:
+            ended.set()
 
-    # What was sent before
+    # Messages that were sent lately
 
-    def _look_after(self) -> None:
-        """Each second: say what could not be said, and see whether anything was missed."""
-        if self._sent:
-            self._report_soon()
-        self._note_join()
-        seconds = self._clock() - self._joined_at
-        is_alone = not self._peers.roster.others(REMEMBERED)
-        most_seconds = RECENT_AGAIN_SECONDS if is_alone else MOST_RECENT_SECONDS
-        self._is_caught_up = self._is_caught_up or seconds >= most_seconds
-
-    def _note_join(self) -> None:
-        if self._join != self._peers.joins:
-            self._join = self._peers.joins
-            self._joined_at = self._clock()
-            self._is_caught_up = False
-            self._recent_asked_at = self._joined_at - RECENT_AGAIN_SECONDS
-            self._recent_asked.clear()
-
-    def _catch_up(self, peer: str) -> None:
+    def _ask_recent(self, peer: str) -> None:
         """Ask a peer that is there, once, unless another one is answering."""
-        self._note_join()
         now = self._clock()
-        is_answered = now - self._recent_asked_at < RECENT_AGAIN_SECONDS
-        if not (self._is_caught_up or is_answered or peer in self._recent_asked):
-            self._recent_asked_at = now
+        is_answered = now - self._recent_at < RECENT_AGAIN_SECONDS
+        if now < self._asks_until and not is_answered and peer not in self._recent_asked:
+            self._recent_at = now
             self._recent_asked.add(peer)
-            self._peers.tell(RecentQuestion(to=peer))
+            self._membership.publish(RecentQuestion(to=peer))
 
-    def _on_recent_question(self, peer: str, asked: RecentQuestion) -> None:
-        if asked.to == self._peers.worker_id and len(self._answering) < MAX_ANSWERED:
-            task = asyncio.create_task(self._tell_recent(peer))
-            self._answering.add(task)
-            task.add_done_callback(self._answering.discard)
-
-    async def _tell_recent(self, peer: str) -> None:
+    async def _publish_recent(self, peer: str) -> None:
         recent = self._sent_messages.latest(MAX_RECENT)
         while part := list(itertools.islice(recent, MAX_REPORTED)):
-            self._peers.tell(Recent(to=peer, sent=write_records(part, now=self._now())))
+            self._membership.publish(Recent(to=peer, sent=write_records(part, now=self._now())))
             await asyncio.sleep(PART_SECONDS)
-        # Who has not caught up itself may not know all: another one is asked, too.
-        if self._is_caught_up:
-            self._peers.tell(Recent(to=peer, is_last=True))
-
-    def _on_recent(self, _peer: str, told: Recent) -> None:
-        if told.to != self._peers.worker_id:
-            return
-        self._learn(told.sent)
-        self._recent_asked_at = self._clock()
-        self._is_caught_up = self._is_caught_up or told.is_last
+        # A worker that still asks itself may not know all: another one is asked, too.
+        if self._clock() >= self._asks_until:
+            self._membership.publish(Recent(to=peer, is_last=True))
 
 
 def _take_some(waiting: dict[bytes, None]) -> bytes:
@@ -288,3 +286,126 @@ def _take_some(waiting: dict[bytes, None]) -> bytes:
     for message in some:
         del waiting[message]
     return write_digests(some)
+
+
+class RepeatedCopies(Part):
+    """Remembers copies that may be there twice as long as a sent message, at most 10,000.
+
+    `deduplicator` knows what was settled here, and learns what was settled by peers.
+    """
+
+    def __init__(
+        self,
+        membership: Membership,
+        deduplicator: Deduplicator,
+        *,
+        identity_of: IdentityOf,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._membership = membership
+        self._deduplicator = deduplicator
+        self._identity_of = identity_of
+        self._known: ExpiringMap[MessageIdentity, None] = ExpiringMap(
+            SENT_SECONDS, clock, most=MAX_COPIES
+        )
+        # Those that were published again, delivered, or settled here.
+        self._own: ExpiringMap[MessageIdentity, None] = ExpiringMap(
+            SENT_SECONDS, clock, most=MAX_WELCOME
+        )
+        # Those that are still to be published.
+        self._unpublished: dict[MessageIdentity, None] = {}
+
+    def note_published(self, properties: Properties, body: Body) -> None:
+        """Note that a copy was published that says that it may be there twice."""
+        identity = self._identity_of(bare_envelope(properties, now=time.time()), body)
+        self._note_own(identity)
+        self._publish_soon(identity)
+
+    def may_be_one(self, identity: MessageIdentity, *, says_so: bool) -> bool:
+        """Say whether a delivery may be there twice; that it says so itself is remembered."""
+        if says_so and identity.copies:
+            # The peers learn of it when they are asked for it.
+            self._note_own(identity)
+        return says_so or (identity.copies > 0 and identity in self._known)
+
+    def settle(self, identity: MessageIdentity, *, is_sent: bool) -> None:
+        """Publish that the deduplicator has settled a delivery, if it may be there twice.
+
+        A message that was never retried has no number of its own: its publisher may send another
+        one with its id, which is to be tried unless the first `is_sent`.
+        """
+        if identity in self._known and (is_sent or identity.copies):
+            self._note_own(identity)
+            self._publish_soon(identity)
+
+    def joined(self) -> None:
+        """Publish what happened here: the peers may have missed some of it."""
+        self._publish(identity for _, identity, _ in self._own.latest(MAX_WELCOME))
+
+    def tick(self) -> None:
+        """Publish what could not be published."""
+        if self._unpublished:
+            self._publish_now()
+
+    def receive(self, peer: str, message: Message) -> None:
+        """Learn which copies may be there twice, and which of them are settled."""
+        match message:
+            case Questions():
+                # Most are about messages that the broker has delivered again, which says so itself.
+                for asked in message.questions:
+                    if asked.copies:
+                        self._note(asked.identity)
+            case Join():
+                # One of all publishes all that it knows.
+                others = self._membership.others(PRESENT) - {peer}
+                is_first = all(self._membership.worker_id < other for other in others)
+                memory = self._known if is_first else self._own
+                self._publish(identity for _, identity, _ in memory.latest(MAX_WELCOME))
+            case State():
+                for told in message.repeated.entries if message.repeated else ():
+                    self._note(told.identity)
+                    if self._deduplicator.is_settled(told.identity):
+                        self._publish_soon(told.identity)
+                for told in message.settled.entries if message.settled else ():
+                    self._note(told.identity)
+                    self._deduplicator.learn_settled(told.identity)
+            case _:
+                pass
+
+    def _note(self, identity: MessageIdentity) -> None:
+        if identity not in self._known:
+            self._known.add(identity, None)
+
+    def _note_own(self, identity: MessageIdentity) -> None:
+        self._note(identity)
+        if identity not in self._own:
+            self._own.add(identity, None)
+
+    def _publish_soon(self, identity: MessageIdentity) -> None:
+        """Publish it at the end of this iteration of the event loop, together with all others."""
+        if not self._unpublished:
+            asyncio.get_running_loop().call_soon(self._publish_now)
+        self._unpublished[identity] = None
+
+    def _publish_now(self) -> None:
+        if self._membership.is_up:
+            entries = list(self._unpublished)
+            self._unpublished.clear()
+            self._publish(entries)
+        else:
+            # Of more, the newest are published when this worker is up again.
+            for identity in list(self._unpublished)[:-MAX_WELCOME]:
+                del self._unpublished[identity]
+
+    def _publish(self, entries: Iterable[MessageIdentity]) -> None:
+        repeated, settled = list[IdentityFacts](), list[IdentityFacts]()
+        for identity in entries:
+            facts = facts_of(identity)
+            if facts is not None:
+                (settled if self._deduplicator.is_settled(identity) else repeated).append(facts)
+        for at in range(0, len(repeated), MAX_QUESTIONS):
+            part = Copies(entries=tuple(repeated[at : at + MAX_QUESTIONS]))
+            self._membership.publish(State(repeated=part))
+        for at in range(0, len(settled), MAX_QUESTIONS):
+            part = Copies(entries=tuple(settled[at : at + MAX_QUESTIONS]))
+            self._membership.publish(State(settled=part))

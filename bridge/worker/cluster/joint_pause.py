@@ -1,86 +1,41 @@
 """One breaker for all workers of a queue: one worker opens it for all, and one probes.
 
-Each worker publishes the state of its breaker at every change and with every heartbeat, so that the
-next message makes good for a lost one. Workers share a pause if they have the same section
-`sms_api`, secrets included: a wrong key or address of one worker stops no other.
+Each worker publishes the state of its breaker at every change and with every heartbeat. Workers
+share a pause if they have the same section `sms_api`, secrets included: a wrong key or address of
+one worker stops no other.
 
-The worker that paused first probes; of two that probe, the one with the lower id goes on. When the
-waits between probes are so long that a message could come back from the ladder in one, the next
-worker takes its turn, for the probe's fault may be this worker's own. So it does when this one can
-take no messages. The others take nothing while they hear the one that probes; after some seconds of
-silence one of them takes over.
-The first acceptance closes all breakers. A worker that hears nobody decides for itself.
+The prober is elected by the same rule everywhere: the worker that already probes, else the one that
+had the fewest turns, by its id. It gives up its turn when the waits between probes are so long that
+a message could come back from the ladder in one, for the fault may be its own; and it is replaced
+when it can take no messages or is silent for some seconds. The first acceptance closes all
+breakers. A worker that hears no other decides for itself.
 """
 
-import asyncio
 import hashlib
-import random
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
-from typing import Annotated, Final
-
-from pydantic import Field
+from typing import Any, Final
 
 from bridge.config import SmsApiSettings
 from bridge.telemetry.logs import Log
-from bridge.worker.cluster.beats import SPEAKING
-from bridge.worker.cluster.exchange import Peers
-from bridge.worker.cluster.messages import Facts
+from bridge.worker.cluster.membership import ACTIVE, Membership, Part
+from bridge.worker.cluster.messages import BreakerState, Message, Resumed, State
 from bridge.worker.fates import PauseReason
 from bridge.worker.service.breaker import CircuitBreaker, News
 from bridge.worker.service.breaker_states import Breaker
 
 log = Log(__name__)
 
-# The worker that probes beats each second: three beats, and up to two more so that the others do
-# not all take over at once.
+# The prober publishes a heartbeat each second, and is replaced after three.
 SILENCE_SECONDS: Final = 3.0
-SILENCE_SPREAD_SECONDS: Final = 2.0
-# A worker that has been silent for longer may have been replaced by a peer that says so.
-MISSED_SECONDS: Final = 1.5
-# A worker that takes over first hears whether another one does.
-GRACE_SECONDS: Final = 0.2
-# When a pause that others have ended is found again by a worker of which no message was accepted
-# in between, soon after, the fault is its own.
+# If a worker finds a pause again soon after others have ended it, and no message of its own was
+# accepted in between, the fault is its own.
 OWN_FAULT_SECONDS: Final = 300.0
 _SETUP_BYTES: Final = 8
 # Each guess at a secret takes as long as ours does: some hundredths of a second, and 16 MiB.
 _SCRYPT_COST: Final = 2**14
 _SCRYPT_BLOCK: Final = 8
-
-_Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
-_Failures = Annotated[int, Field(ge=0, le=2**31)]
-_Hex = Annotated[str, Field(pattern=f"^[0-9a-f]{{{2 * _SETUP_BYTES}}}$")]
-
-
-class PauseState(Facts):
-    """A worker's breaker; it is open if there is a `reason`.
-
-    `prober` is the worker that is to probe, `failures` how many willing probes have failed and how
-    many of all. For `unaccepted_seconds` nothing has refuted the pause. For `closed_seconds` the
-    service wants no request.
-    """
-
-    kind = "pause"
-
-    setup: _Hex
-    reason: PauseReason | None
-    status: int | None = None
-    prober: _Hex | None = None
-    failures: tuple[_Failures, _Failures] = (0, 0)
-    unaccepted_seconds: _Seconds = 0.0
-    closed_seconds: _Seconds = 0.0
-
-
-class Resumed(Facts):
-    """A worker has found out that a pause is over."""
-
-    kind = "resumed"
-
-    setup: _Hex
-    reason: PauseReason
 
 
 def setup_of(settings: SmsApiSettings, secrets: Iterable[str]) -> str:
@@ -96,8 +51,8 @@ def setup_of(settings: SmsApiSettings, secrets: Iterable[str]) -> str:
     return name.hex()
 
 
-def _begin(name_setup: Callable[[], str]) -> Future[str]:
-    """Have the set-up named in a thread: it takes longer than an event loop may stand still."""
+def _in_a_thread(name_setup: Callable[[], str]) -> Future[str]:
+    """Name the set-up in a thread: it takes longer than an event loop may stand still."""
     with_one_thread = ThreadPoolExecutor(max_workers=1)
     named = with_one_thread.submit(name_setup)
     with_one_thread.shutdown(wait=False)
@@ -105,88 +60,94 @@ def _begin(name_setup: Callable[[], str]) -> Future[str]:
 
 
 class JointPause:
-    """The breakers of the other workers, for this worker's breaker; `setup` names the set-up.
+    """The breakers of the peers, for this worker's breaker; `setup` names the set-up.
 
-    `publish` tells the others of this breaker's state. `follow` has a breaker receive theirs.
+    The prober gives up its turn when the next probe is `turn_seconds` away.
     """
 
     def __init__(
         self,
-        peers: Peers,
+        membership: Membership,
         *,
         setup: Callable[[], str],
         turn_seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._peers = peers
+        self.membership = membership
         self._name_setup = setup
-        self._named = _begin(setup)
+        self._named = _in_a_thread(setup)
         self._turn_seconds = turn_seconds
         self._clock = clock
-        # The peer that probes, when it was heard, and for how long its silence is borne.
+        # The worker that probes, if this one is in a joint pause, and when it was heard.
         self._prober: str | None = None
         self._heard_at = 0.0
-        self._silence_seconds = SILENCE_SECONDS
-        self._waits_until = 0.0
-        self._paused_peers: set[str] = set()
+        self._turns = 0
+        self._can_take = True
+        self._is_leaving = False
         self._found_here = False
         self._ended_by_peer_at: float | None = None
         self._is_own_fault = False
-        self._is_leaving = False
 
     @property
     def others(self) -> int:
         """How many peers there are."""
-        return len(self._peers.roster.others(SPEAKING))
+        return len(self.membership.others(ACTIVE))
 
     @property
     def is_probing(self) -> bool:
         """Whether a peer probes, so that this worker does not."""
-        return self._follows or (self._peers.is_up and self._clock() < self._waits_until)
+        is_peer = self._prober not in {None, self.membership.worker_id}
+        return is_peer and self.membership.is_up
 
     @property
     def _setup(self) -> str:
         return self._named.result()
 
-    @property
-    def _follows(self) -> bool:
-        return self._prober is not None and self._peers.is_up
-
-    @property
-    def _silent_seconds(self) -> float:
-        return self._clock() - self._heard_at
-
-    # What this worker finds out
+    # This worker's breaker
 
     def publish(self, news: News, state: Breaker) -> None:
-        """Tell the peers of a change, and let one of them probe if it is their turn."""
-        match news:
-            case "opened":
-                self._note_opened(state)
-            case "probe_failed":
-                if state.seconds_to_probe(self._clock()) >= self._turn_seconds:
-                    self._pass_on()
-            case "leaving":
-                self._pass_on()
-            case "retry_after":
-                pass
-        told = self._told_of(state)
-        if told is not None:
-            self._peers.tell(told)
-        self._is_leaving = self._is_leaving or news == "leaving"
+        """Publish a change, and let a peer probe if it is its turn."""
+        if news == "opened":
+            self._found_here = True
+            if not self.is_probing:
+                self._is_own_fault = self._is_found_again_here_alone(state.accepted_at)
+        elif news == "leaving":
+            self._is_leaving = True
+        elif news == "probe_failed" and (
+            state.seconds_to_probe(self._clock()) >= self._turn_seconds
+        ):
+            self._give_up_turn()
+        self._elect(state)
+        self.membership.publish(State(breaker=self.describe(state)))
 
     def publish_closed(self, reason: PauseReason) -> None:
         """Close all breakers."""
         if not self._is_own_fault:
-            self._peers.tell(Resumed(setup=self._setup, reason=reason))
+            self.membership.publish(State(resumed=Resumed(setup=self._setup, reason=reason)))
         self._forget_pause()
 
-    def _note_opened(self, state: Breaker) -> None:
-        """Note a pause of this worker, and whether the peers have shown that it is its own."""
-        self._found_here = True
-        if not self._follows:
-            self._prober = None
-            self._is_own_fault = self._is_found_again_here_alone(state.accepted_at)
+    def describe(self, state: Breaker) -> BreakerState:
+        """Describe this worker's breaker to the peers; a fault of its own is none of theirs."""
+        opened, now = state.open, self._clock()
+        wait = state.retry_after
+        if opened is None or self._is_own_fault:
+            asked = max(0.0, wait.asked_until - now)
+            return BreakerState(setup=self._setup, reason=None, closed_seconds=asked)
+        return BreakerState(
+            setup=self._setup,
+            reason=opened.reason,
+            status=opened.status,
+            is_prober=self._prober == self.membership.worker_id,
+            can_probe=self._may_probe,
+            turns=self._turns,
+            failures=opened.failures,
+            unaccepted_seconds=max(0.0, now - opened.unaccepted_since),
+            closed_seconds=max(0.0, (wait.asked_until if self.is_probing else wait.ends_at) - now),
+        )
+
+    @property
+    def _may_probe(self) -> bool:
+        return self._can_take and not self._is_leaving
 
     def _is_found_again_here_alone(self, accepted_at: float | None) -> bool:
         ended = self._ended_by_peer_at
@@ -194,141 +155,101 @@ class JointPause:
             return False
         return accepted_at is None or accepted_at < ended
 
+    def _give_up_turn(self) -> None:
+        if not self.is_probing:
+            self._turns += 1
+            self._prober = None
+
     def _forget_pause(self) -> None:
         self._prober = None
-        self._paused_peers.clear()
+        self._turns = 0
         self._found_here = self._is_own_fault = False
+        for peer in self.membership.peers.values():
+            peer.breaker = None
 
-    def _pass_on(self) -> None:
-        """Have the next of the peers in the same pause probe, if there is one."""
-        if self._follows or self._is_own_fault:
-            return
-        present = self._peers.roster.others(SPEAKING) & self._paused_peers
-        own = self._peers.worker_id
-        if present:
-            self._follow_prober(min(present, key=lambda peer: (peer < own, peer)))
+    def _elect(self, state: Breaker) -> None:
+        """Elect the prober."""
+        own, before = self.membership.worker_id, self._prober
+        ranks: dict[str, tuple[bool, int, str]] = {}
+        if state.open is not None and not self._is_own_fault:
+            for worker_id in self.membership.others(ACTIVE):
+                told = self.membership.peers[worker_id].breaker
+                if told is not None and told.can_probe and told.setup == self._setup:
+                    ranks[worker_id] = (not told.is_prober, told.turns, worker_id)
+            if self._may_probe:
+                ranks[own] = (before != own, self._turns, own)
+        self._prober = min(ranks, key=lambda one: ranks[one], default=None)
+        if self._prober != before:
+            self._heard_at = self._clock()
 
-    def _follow_prober(self, prober: str) -> None:
-        if prober != self._prober:
-            self._silence_seconds = SILENCE_SECONDS + random.uniform(0, SILENCE_SPREAD_SECONDS)  # noqa: S311
-        self._prober = prober
-        self._heard_at = self._clock()
+    def _elect_anew(self, breaker: CircuitBreaker) -> None:
+        """Elect the prober, and publish whether this worker is it, if that has changed."""
+        own = self.membership.worker_id
+        was_prober = self._prober == own
+        self._elect(breaker.state)
+        if was_prober != (self._prober == own):
+            self.membership.publish(State(breaker=self.describe(breaker.state)))
+            breaker.wake()
 
-    def _told_of(self, state: Breaker) -> PauseState | None:
-        """Describe this worker's breaker to the peers; None when it takes no part any more."""
-        opened, now = state.open, self._clock()
-        if self._is_leaving:
-            return None
-        if opened is None or self._is_own_fault:
-            asked = max(0.0, state.retry_after.asked_until - now)
-            return PauseState(setup=self._setup, reason=None, closed_seconds=asked)
-        is_prober = not self._follows
-        wait = state.retry_after
-        return PauseState(
-            setup=self._setup,
-            reason=opened.reason,
-            status=opened.status,
-            prober=self._peers.worker_id if is_prober else self._prober,
-            failures=opened.failures,
-            unaccepted_seconds=max(0.0, now - opened.unaccepted_since),
-            closed_seconds=max(0.0, (wait.ends_at if is_prober else wait.asked_until) - now),
-        )
-
-    # What peers find out
-
-    def follow(self, breaker: CircuitBreaker, *, can_take: Callable[[], bool]) -> None:
-        """Have a breaker receive what peers publish, and publish its state in each heartbeat.
-
-        `can_take` says whether this worker could take a message to probe with.
-        """
-        peers = self._peers
-        peers.on(PauseState, partial(self._hear, breaker, can_take))
-        peers.on(Resumed, partial(self._hear_resumed, breaker))
-        peers.each_second(partial(self._look_after, breaker, can_take))
-        peers.in_each_beat(lambda: self._told_of(breaker.state))
-        peers.hurry_while(
-            lambda: breaker.state.open is not None and not (self._follows or self._is_own_fault)
-        )
+    # The breakers of peers
 
     def renew_key(self, breaker: CircuitBreaker) -> None:
         """Probe at once: the API key has changed, and peers with another one share no pause."""
-        self._named = _begin(self._name_setup)
-        self._prober = None
-        self._paused_peers.clear()
-        self._is_own_fault = False
+        self._named = _in_a_thread(self._name_setup)
+        self._forget_pause()
         breaker.renew_key()
 
-    def _look_after(self, breaker: CircuitBreaker, can_take: Callable[[], bool]) -> None:
-        """Each second: take over from a silent prober, and leave the probe to a worker that can."""
-        if breaker.state.open is None:
-            return
-        if self._follows and self._silent_seconds >= self._silence_seconds:
+    def look_after(self, breaker: CircuitBreaker, *, can_take: bool) -> None:
+        """Each second: replace a prober that is silent, or cannot take messages."""
+        self._can_take = can_take
+        peer = self.membership.peers.get(self._prober or "")
+        if peer is not None and self._clock() - self._heard_at >= SILENCE_SECONDS:
             log.info("probe_taken_over", peer=self._prober)
-            self._prober = None
-            self._waits_until = self._clock() + GRACE_SECONDS
-            asyncio.get_running_loop().call_later(GRACE_SECONDS, breaker.wake)
-        if not can_take():
-            self._pass_on()
+            peer.breaker = None
+        self._elect_anew(breaker)
 
-    def _hear(
-        self, breaker: CircuitBreaker, can_take: Callable[[], bool], peer: str, told: PauseState
-    ) -> None:
-        is_prober = peer == self._prober
-        if told.setup != self._setup:
-            self._paused_peers.discard(peer)
-            if is_prober:
-                self._prober = None
-            return
-        if told.closed_seconds:
-            breaker.peer_asked_to_wait(told.closed_seconds)
-        if told.reason is None:
-            self._paused_peers.discard(peer)
-            if is_prober:
+    def receive(self, breaker: CircuitBreaker, worker_id: str, message: State) -> None:
+        """Have a breaker follow the state of a peer's."""
+        told, resumed = message.breaker, message.resumed
+        if resumed is not None and resumed.setup == self._setup:
+            opened = breaker.state.open
+            if opened is not None and opened.reason == resumed.reason:
                 self._end(breaker)
+        if told is None:
             return
-        self._paused_peers.add(peer)
-        if told.prober == peer:
-            if self._is_to_follow(breaker.state, can_take, peer, told):
-                self._follow_prober(peer)
-                self._open_with(breaker, told)
-        elif is_prober:
-            self._hear_of_turn(breaker, told)
+        was_prober = worker_id == self._prober
+        if was_prober:
+            self._heard_at = self._clock()
+        if told.reason is not None:
+            self._elect_anew(breaker)
+        if told.setup == self._setup:
+            if told.closed_seconds:
+                breaker.peer_asked_to_wait(told.closed_seconds)
+            if told.reason is None and was_prober:
+                self._end(breaker)
+            elif told.reason is not None and (told.is_prober or was_prober):
+                self._follow(breaker, worker_id, told, told.reason, was_prober=was_prober)
+        self._elect_anew(breaker)
 
-    def _is_to_follow(
-        self, state: Breaker, can_take: Callable[[], bool], peer: str, told: PauseState
-    ) -> bool:
-        """Whether this worker follows a peer that probes.
-
-        It joins no pause that a message of its own has refuted. In one, it follows a successor of
-        the prober, or of two that probe the one with the lower id.
-        """
+    def _follow(
+        self,
+        breaker: CircuitBreaker,
+        worker_id: str,
+        told: BreakerState,
+        reason: PauseReason,
+        *,
+        was_prober: bool,
+    ) -> None:
+        """Join a pause that no message of this worker has refuted, and keep the prober's rhythm."""
+        state, now = breaker.state, self._clock()
         if state.open is None:
             accepted = state.accepted_at
-            return accepted is None or self._clock() - accepted >= told.unaccepted_seconds
-        if self._is_own_fault:
-            return False
-        if peer == self._prober:
-            return True
-        if self._follows:
-            return self._silent_seconds > MISSED_SECONDS
-        return peer < self._peers.worker_id or not can_take()
-
-    def _hear_of_turn(self, breaker: CircuitBreaker, told: PauseState) -> None:
-        if told.prober is None or told.prober == self._peers.worker_id:
-            self._prober = None
+            is_to_follow = accepted is None or now - accepted >= told.unaccepted_seconds
         else:
-            self._follow_prober(told.prober)
-        self._open_with(breaker, told)
-
-    def _open_with(self, breaker: CircuitBreaker, told: PauseState) -> None:
-        if told.reason is not None:
-            since = self._clock() - told.unaccepted_seconds
-            breaker.peer_opened(told.reason, since, status=told.status, failures=told.failures)
-
-    def _hear_resumed(self, breaker: CircuitBreaker, _peer: str, told: Resumed) -> None:
-        opened = breaker.state.open
-        if told.setup == self._setup and opened is not None and opened.reason == told.reason:
-            self._end(breaker)
+            is_to_follow = not self._is_own_fault and (was_prober or self._prober == worker_id)
+        if is_to_follow:
+            since = now - told.unaccepted_seconds
+            breaker.peer_opened(reason, since, status=told.status, failures=told.failures)
 
     def _end(self, breaker: CircuitBreaker) -> None:
         """Close the breaker, as a peer has found out that the service takes messages."""
@@ -338,3 +259,27 @@ class JointPause:
             self._ended_by_peer_at = self._clock()
         self._forget_pause()
         breaker.peer_closed()
+
+
+class PauseFollower(Part):
+    """Has a breaker follow the joint pause; `can_take` says whether the worker has a consumer."""
+
+    def __init__(
+        self, joint_pause: JointPause, breaker: CircuitBreaker, *, can_take: Callable[[], bool]
+    ) -> None:
+        self._joint_pause = joint_pause
+        self._breaker = breaker
+        self._can_take = can_take
+
+    def facts(self) -> dict[str, Any]:
+        """Return the state of the breaker."""
+        return {"breaker": self._joint_pause.describe(self._breaker.state)}
+
+    def receive(self, peer: str, message: Message) -> None:
+        """Follow a peer's breaker."""
+        if isinstance(message, State):
+            self._joint_pause.receive(self._breaker, peer, message)
+
+    def tick(self) -> None:
+        """Look after the prober."""
+        self._joint_pause.look_after(self._breaker, can_take=self._can_take())

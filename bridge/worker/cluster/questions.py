@@ -1,153 +1,389 @@
-"""Questions and answers of workers about redeliveries: which message, and what became of it.
+"""Ask the peers about a redelivery that is unknown here, before anything is done with it.
 
-A message is named by its identity, a digest of its id and body; neither of them is published.
+Another worker may have it in flight, or may have sent it and lost its connection, so that the
+broker has delivered it again. The deduplicator learns the answers as if it had known them itself.
+What is known of a released message is handed on once; a peer that asks again gets the same answer.
 """
 
-from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Final, Literal
-
-from pydantic import BaseModel, ConfigDict, Field
+import asyncio
+import contextlib
+import itertools
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
 
 from bridge.amqp.properties import Properties
 from bridge.errors import InvalidMessageError
-from bridge.worker.cluster.messages import Facts
-from bridge.worker.deduplicator import Released
+from bridge.worker.cluster.membership import PRESENT, REMEMBERED, Membership, Part
+from bridge.worker.cluster.messages import (
+    MAX_ANSWERS,
+    MAX_DETAIL_CHARACTERS,
+    MAX_QUESTIONS,
+    Answer,
+    Answers,
+    Join,
+    Message,
+    Question,
+    Questions,
+    ReleasedFacts,
+    ReleasedOutcome,
+    facts_of,
+)
+from bridge.worker.deduplicator import Deduplicator, Released, Repeat
+from bridge.worker.delivery import Delivery
 from bridge.worker.envelope import Envelope, read_envelope
-from bridge.worker.fates import DeadReason, RetryReason
+from bridge.worker.expiring_map import ExpiringMap
 from bridge.worker.message_identity import MessageIdentity
+from bridge.worker.metrics import WorkerMetrics
 from bridge.worker.outcomes import Dead, Outcome, Retried
 
-# So many fit into a message in any case.
-MAX_QUESTIONS: Final = 256
-MAX_ANSWERS: Final = 16
-_MAX_DETAIL_CHARACTERS: Final = 500
-# How our copies write the moment of the first delivery. What else stands there was not written by
-# us, and might be anything.
-_MOMENT: Final = r"^([0-9]{1,12}\.[0-9]{3})?$"
-
+# A question is asked again so often, as long as it is open: it or its answer may have been lost.
+ASK_AGAIN_SECONDS: Final = 1.0
+# A peer that has not said for so long that the message is in flight there does not have it.
+BUSY_SECONDS: Final = 5.0
+# A peer that has the message in flight is waited for longer than one that says nothing, but not
+# for longer than the broker waits for an ack; its own limit is 30 minutes (consumer_timeout).
+MOST_BUSY_SECONDS: Final = 600.0
+# So many redeliveries may wait while others are taken; nine workers with the default concurrency
+# have 450 in flight.
+MOST_WAITING: Final = 500
+# Of equal messages without an id, one worker may be told of two by two peers, and hands on what it
+# has too much. A peer that asks before it can do so is put off for so long.
+HANDED_ON_SECONDS: Final = 2.0
+# How many batches of questions may wait for the broker at once; more are asked again anyway.
+MAX_UNPROVEN: Final = 64
 # What a retry and a dead letter both have, besides their detail.
 _SHARED: Final = ("reason", "status", "burned", "uncertain", "code", "meaning")
 
-_Digest = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
-_Count = Annotated[int, Field(ge=0, lt=2**63)]
-# What is known of a redelivery: nothing; it is being worked on; it is to be acked only; it went
-# back to the queue unsettled.
-Knowledge = Literal["unknown", "busy", "done", "kept"]
 
-
-class _Part(BaseModel):
-    model_config = ConfigDict(
-        frozen=True, extra="ignore", hide_input_in_errors=True, defer_build=True
-    )
-
-
-class IdentityFacts(_Part):
-    """Which message a delivery is, in the deduplicator's terms."""
-
-    message: _Digest
-    has_id: bool
-    copies: int
-    try_of: Annotated[str, Field(pattern=_MOMENT)] = ""
+class Consuming(Protocol):
+    """The consumer of the queue."""
 
     @property
-    def identity(self) -> MessageIdentity:
-        """What the deduplicator knows it by."""
-        return MessageIdentity(bytes.fromhex(self.message), self.has_id, self.copies, self.try_of)
+    def prefetch(self) -> int:
+        """How many deliveries it takes at once; 0 while it takes none."""
+
+    def renew(self) -> None:
+        """Consume anew: what is held and stays unacked is no part of the new prefetch."""
+
+    async def prove(self) -> None:
+        """Return when the broker has answered on its session, or that is known to be lost."""
 
 
-class Question(IdentityFacts):
-    """One redelivery; its `number` tells it from all others of the asker."""
+class Sendable(Protocol):
+    """The account that the worker sends with."""
 
-    number: _Count
-
-
-class Questions(Facts):
-    """What a worker asks; all peers answer."""
-
-    kind: ClassVar[str] = "held?"
-
-    questions: Annotated[tuple[Question, ...], Field(max_length=MAX_QUESTIONS)]
+    @property
+    def most_sendable(self) -> int:
+        """How many messages it sends at once."""
 
 
-class ReleasedOutcome(_Part):
-    """A decision that has still to be carried out; see `Retried` and `Dead`."""
+@dataclass(slots=True, eq=False)
+class _Case:
+    """One redelivery that waits for answers: when each peer said it was busy, which know no more.
 
-    is_dead: bool
-    reason: RetryReason | DeadReason
-    delay_seconds: Annotated[float, Field(ge=0)] = 0
-    detail: Annotated[str, Field(max_length=_MAX_DETAIL_CHARACTERS)] = ""
-    status: int | None = None
-    burned: bool = False
-    uncertain: bool = False
-    code: Annotated[str, Field(max_length=64)] | None = None
-    meaning: Annotated[str, Field(max_length=_MAX_DETAIL_CHARACTERS)] | None = None
-
-
-class ReleasedFacts(_Part):
-    """How a delivery goes on that went back unsettled: its age, its turn, what was decided.
-
-    `key`: the idempotency key that was made for it, if its publisher gave it no id.
+    `told` are the peers that knew something. A case is kept for long, so it has only what it needs
+    of the delivery, not its body or its connection.
     """
 
-    key: Annotated[str, Field(pattern="^[0-9a-f]{32}$")] | None = None
-    first_delivered_seconds_ago: Annotated[float, Field(ge=0)]
-    expires_in_seconds: float | None = None
-    turn_in_seconds: float | None = None
-    has_been_copied: bool = False
-    attempts: _Count = 0
-    uncertain_attempts: _Count = 0
-    outcome: ReleasedOutcome | None = None
+    properties: Properties
+    envelope: Envelope
+    identity: MessageIdentity
+    question: Question
+    is_done: bool = False
+    busy: dict[str, float] = field(default_factory=dict)
+    answered: set[str] = field(default_factory=set)
+    told: set[str] = field(default_factory=set)
+    released: list[ReleasedFacts] = field(default_factory=list)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Answer(_Part):
-    """What the answering worker knows of the redelivery with this number."""
+class RedeliveryQuestions(Part):
+    """One worker's questions and answers; `delays_seconds` are the steps of its retry ladder.
 
-    number: _Count
-    knows: Knowledge
-    kept: ReleasedFacts | None = None
+    Waits for peers that were heard in the last minute, `most_seconds` at most. As many questions
+    are open as redeliveries are held, which the prefetch bounds.
+    """
+
+    def __init__(  # noqa: PLR0913
+        self,
+        membership: Membership,
+        deduplicator: Deduplicator,
+        consumer: Consuming,
+        account: Sendable,
+        *,
+        most_seconds: float,
+        delays_seconds: Sequence[float],
+        metrics: WorkerMetrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._membership = membership
+        self._deduplicator = deduplicator
+        self._consumer = consumer
+        self._account = account
+        self._most_seconds = most_seconds
+        self._delays_seconds = delays_seconds
+        self._metrics = metrics
+        self._clock = clock
+        self._numbers = itertools.count()
+        self._open: dict[int, _Case] = {}
+        self._open_entries: Counter[MessageIdentity | bytes] = Counter()
+        # Cases that hold places of the prefetch.
+        self._in_the_way: set[int] = set()
+        # Late answers are learned as well: a peer that gave one knows nothing any more.
+        self._closed: ExpiringMap[int, _Case] = ExpiringMap(REMEMBERED.seconds, clock)
+        self._to_ask: list[Question] = []
+        self._given: ExpiringMap[tuple[str, int], Answer] = ExpiringMap(REMEMBERED.seconds, clock)
+        self._handed_on: ExpiringMap[MessageIdentity, str] = ExpiringMap(HANDED_ON_SECONDS, clock)
+        self._unproven: set[asyncio.Task[None]] = set()
+        self._gives_up_copies = False
+
+    # Asking
+
+    async def learn_of(self, delivery: Delivery, identity: MessageIdentity) -> None:
+        """Have the deduplicator learn all that any peer knows of a redelivery within the time."""
+        if self._deduplicator.knows(identity) or not self._membership.expects_answers:
+            return
+        facts = facts_of(identity)
+        if facts is None:
+            return
+        question = Question(number=next(self._numbers), **facts.model_dump())
+        case = _Case(delivery.properties, delivery.envelope, identity, question)
+        self._open_case(case)
+        try:
+            with delivery.waits("peers"):
+                answer = await self._until_answered(case)
+            self._metrics.redelivery_questions.labels(answer).inc()
+        finally:
+            self._close_case(case)
+            # Also when this redelivery is given up: the peer that told it knows it no more.
+            self._learn_released(case)
+
+    def make_room(self) -> None:
+        """Consume anew, beside the redeliveries that wait, when these leave few places.
+
+        Ten times the prefetch may wait, up to 500, or twice the prefetch where that is more.
+        Renewing has a price: what the broker sends while the consumer is cancelled comes as a
+        redelivery.
+        """
+        prefetch, most_held = self._consumer.prefetch, self._account.most_sendable
+        is_room_taken = 4 * len(self._in_the_way) >= 3 * prefetch > 0
+        if is_room_taken and len(self._open) < max(
+            2 * most_held, min(10 * most_held, MOST_WAITING)
+        ):
+            self._in_the_way.clear()
+            self._consumer.renew()
+
+    def _open_case(self, case: _Case) -> None:
+        self._open[case.question.number] = case
+        self._open_entries[_message_of(case.identity)] += 1
+        self._in_the_way.add(case.question.number)
+        self.make_room()
+
+    def _close_case(self, case: _Case) -> None:
+        del self._open[case.question.number]
+        asked = _message_of(case.identity)
+        self._open_entries[asked] -= 1
+        if not self._open_entries[asked]:
+            del self._open_entries[asked]
+        self._in_the_way.discard(case.question.number)
+        self._closed.add(case.question.number, case)
+        self.make_room()
+
+    async def _until_answered(self, case: _Case) -> str:
+        """Return what the answer is; `none` when some peer gave none in time."""
+        began = self._clock()
+        while True:
+            self._ask(case.question)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ASK_AGAIN_SECONDS):
+                    while not (case.is_done or self._have_all_answered(case)):
+                        await case.changed.wait()
+                        case.changed.clear()
+            if case.is_done:
+                return "done"
+            if self._have_all_answered(case):
+                return "kept" if case.released else "unknown"
+            waited_seconds = self._clock() - began
+            is_busy = self._is_busy(case) and waited_seconds < MOST_BUSY_SECONDS
+            if waited_seconds >= self._most_seconds and not is_busy:
+                return "none"
+
+    def _have_all_answered(self, case: _Case) -> bool:
+        """Say whether no more is to be expected; of one without an id, one peer knows all."""
+        if case.released and not case.identity.has_id:
+            return True
+        return self._membership.others(REMEMBERED) <= case.answered
+
+    def _is_busy(self, case: _Case) -> bool:
+        """Say whether a peer that is there has it in flight."""
+        since = self._clock() - BUSY_SECONDS
+        present = self._membership.others(PRESENT)
+        return any(peer in present and at >= since for peer, at in case.busy.items())
+
+    def _ask(self, question: Question) -> None:
+        """Ask at the end of this iteration of the event loop, together with all others."""
+        if not self._to_ask:
+            asyncio.get_running_loop().call_soon(self._ask_now)
+        self._to_ask.append(question)
+
+    def _ask_now(self) -> None:
+        questions = tuple(self._to_ask)
+        self._to_ask.clear()
+        for at in range(0, len(questions), MAX_QUESTIONS):
+            self._membership.publish(Questions(questions=questions[at : at + MAX_QUESTIONS]))
+
+    def receive(self, peer: str, message: Message) -> None:
+        """Answer questions, take answers, and ask a peer that joins."""
+        match message:
+            case Questions():
+                self._on_questions(peer, message.questions)
+            case Answers() if message.to == self._membership.worker_id:
+                for answer in message.answers:
+                    self._on_answer(peer, answer)
+            case Join():
+                for case in self._open.values():
+                    self._ask(case.question)
+            case _:
+                pass
+
+    def _on_answer(self, peer: str, answer: Answer) -> None:
+        case = self._open.get(answer.number)
+        if case is not None:
+            self._note(case, peer, answer)
+        elif (closed := self._closed.get(answer.number)) is not None:
+            self._note(closed, peer, answer)
+            self._learn_released(closed)
+
+    def _note(self, case: _Case, peer: str, answer: Answer) -> None:
+        # A peer that is asked again says the same again.
+        is_news = peer not in case.told
+        if answer.knows in {"done", "kept"}:
+            case.told.add(peer)
+        match answer.knows:
+            case "busy":
+                case.busy[peer] = self._clock()
+                case.answered.discard(peer)
+            case "unknown":
+                case.answered.add(peer)
+            case "done":
+                # Of equal messages without an id each peer may have sent another one.
+                if not case.is_done or (is_news and not case.identity.has_id):
+                    self._deduplicator.learn(case.identity, None)
+                case.is_done = True
+            case "kept":
+                if is_news and answer.released is not None:
+                    case.released.append(answer.released)
+                case.answered.add(peer)
+        case.changed.set()
+
+    def _learn_released(self, case: _Case) -> None:
+        """Learn how a redelivery goes on, unless it is done: one with an id is no other message."""
+        released, case.released = case.released, []
+        if case.is_done and case.identity.has_id:
+            return
+        for facts in released:
+            told = read_released(
+                facts, case.properties, case.envelope, self._delays_seconds, now=time.time()
+            )
+            self._deduplicator.learn(case.identity, told)
+
+    # Answering
+
+    def give_up_copies(self) -> None:
+        """Wait for no confirm any more, as this worker ends.
+
+        A peer that asks publishes a copy that says that it may be there twice.
+        """
+        self._gives_up_copies = True
+
+    def _on_questions(self, peer: str, asked: Sequence[Question]) -> None:
+        unproven = [question for question in asked if self._needs_proof(peer, question)]
+        self._answer(peer, [question for question in asked if question not in unproven])
+        if unproven and len(self._unproven) < MAX_UNPROVEN:
+            task = asyncio.create_task(self._answer_when_proven(peer, unproven))
+            self._unproven.add(task)
+            task.add_done_callback(self._unproven.discard)
+
+    def _needs_proof(self, peer: str, question: Question) -> bool:
+        """Whether the message may be held on the session, or its ack may be lost with it."""
+        identity, deduplicator = question.identity, self._deduplicator
+        if (peer, question.number) in self._given or deduplicator.is_working_on(identity):
+            return False
+        return deduplicator.depends_on_session(identity)
+
+    async def _answer_when_proven(self, peer: str, questions: Sequence[Question]) -> None:
+        await self._consumer.prove()
+        self._answer(peer, questions)
+
+    def _answer(self, peer: str, questions: Sequence[Question]) -> None:
+        answers = tuple(self._answer_once(peer, question) for question in questions)
+        for at in range(0, len(answers), MAX_ANSWERS):
+            part = answers[at : at + MAX_ANSWERS]
+            self._membership.publish(Answers(to=peer, answers=part))
+
+    def _answer_once(self, peer: str, question: Question) -> Answer:
+        given = self._given.get((peer, question.number))
+        if given is not None:
+            return given
+        answer = self._look_up(peer, question)
+        if answer.knows in {"done", "kept"}:
+            self._given.add((peer, question.number), answer)
+            if not question.has_id:
+                self._handed_on.add(question.identity, peer)
+        return answer
+
+    def _look_up(self, peer: str, question: Question) -> Answer:
+        number, identity, deduplicator = question.number, question.identity, self._deduplicator
+        # Of several workers that ask for the same message, the others wait for the first by its id.
+        is_asking = _message_of(identity) in self._open_entries
+        is_first = is_asking and self._membership.worker_id < peer
+        if is_first or deduplicator.is_working_on(identity):
+            return Answer(number=number, knows="busy")
+        known = deduplicator.hand_on(identity)
+        if known is None:
+            is_put_off = self._handed_on.get(identity) not in {None, peer}
+            return Answer(number=number, knows="busy" if is_put_off else "unknown")
+        if isinstance(known, Repeat):
+            return Answer(number=number, knows="done")
+        replacement = known.replacement
+        if replacement is not None and replacement.is_stored:
+            return Answer(number=number, knows="done")
+        is_unconfirmed = replacement is not None and not replacement.is_refused
+        if is_unconfirmed and not self._gives_up_copies:
+            deduplicator.learn(identity, known)
+            return Answer(number=number, knows="busy")
+        return Answer(number=number, knows="kept", released=write_released(known, now=time.time()))
 
 
-class Answers(Facts):
-    """Answers to one worker's questions; all others ignore them."""
-
-    kind: ClassVar[str] = "held"
-
-    to: str
-    answers: Annotated[tuple[Answer, ...], Field(max_length=MAX_ANSWERS)]
+def _message_of(identity: MessageIdentity) -> MessageIdentity | bytes:
+    """Return what all deliveries of a message have in common: with an id, those of each copy."""
+    return identity.message if identity.has_id else identity
 
 
-def question_of(number: int, identity: MessageIdentity) -> Question | None:
-    """Ask about an identity; None where that would tell what is not ours to tell."""
-    facts = facts_of(identity)
-    return None if facts is None else Question(number=number, **facts.model_dump())
-
-
-def facts_of(identity: MessageIdentity) -> IdentityFacts | None:
-    """Write which message an identity is; None where that would tell what is not ours to tell."""
-    try:
-        return IdentityFacts(
-            message=identity.message.hex(),
-            has_id=identity.has_id,
-            copies=identity.copies,
-            try_of=identity.try_of,
-        )
-    except ValueError:
-        return None
-
-
-def write_released(kept: Released, *, now: float) -> ReleasedFacts:
+def write_released(known: Released, *, now: float) -> ReleasedFacts:
     """Say how a delivery goes on; `now` is in unix seconds."""
-    envelope = kept.envelope
+    envelope, outcome = known.envelope, known.outcome
+    told = None
+    if isinstance(outcome, Retried | Dead):
+        told = ReleasedOutcome(
+            is_dead=isinstance(outcome, Dead),
+            delay_seconds=outcome.delay_seconds if isinstance(outcome, Retried) else 0,
+            detail=outcome.detail[:MAX_DETAIL_CHARACTERS],
+            **{name: getattr(outcome, name) for name in _SHARED},
+        )
     return ReleasedFacts(
         key=envelope.key if envelope.message_id is None else None,
         first_delivered_seconds_ago=max(0.0, now - envelope.first_delivered_at),
         expires_in_seconds=None if envelope.expires_at is None else envelope.expires_at - now,
         turn_in_seconds=None if envelope.turn_at is None else envelope.turn_at - now,
         has_been_copied=envelope.has_been_copied
-        or (kept.replacement is not None and kept.replacement.may_be_stored),
+        or (known.replacement is not None and known.replacement.may_be_stored),
         attempts=envelope.attempts,
         uncertain_attempts=envelope.uncertain_attempts,
-        outcome=_write_outcome(kept.outcome),
+        outcome=told,
     )
 
 
@@ -155,8 +391,8 @@ def read_released(
     facts: ReleasedFacts,
     properties: Properties,
     envelope: Envelope,
-    *,
     delays_seconds: Sequence[float],
+    *,
     now: float,
 ) -> Released:
     """Have a delivery go on as a peer says; `delays_seconds` are the steps of the ladder here."""
@@ -174,24 +410,19 @@ def read_released(
     envelope = envelope._replace(has_been_copied=facts.has_been_copied)
     if facts.turn_in_seconds is not None:
         envelope = envelope._replace(turn_at=now + facts.turn_in_seconds)
-    outcome = None if facts.outcome is None else _read_outcome(facts.outcome, delays_seconds)
-    return Released(envelope, outcome)
-
-
-def _write_outcome(outcome: Outcome | None) -> ReleasedOutcome | None:
-    if not isinstance(outcome, Retried | Dead):
-        return None
-    return ReleasedOutcome(
-        is_dead=isinstance(outcome, Dead),
-        delay_seconds=outcome.delay_seconds if isinstance(outcome, Retried) else 0,
-        detail=outcome.detail[:_MAX_DETAIL_CHARACTERS],
-        **{name: getattr(outcome, name) for name in _SHARED},
-    )
-
-
-def _read_outcome(told: ReleasedOutcome, delays_seconds: Sequence[float]) -> Outcome:
+    told = facts.outcome
+    if told is None:
+        return Released(envelope, None)
     shared: dict[str, Any] = {name: getattr(told, name) for name in (*_SHARED, "detail")}
-    if told.is_dead:
-        return Dead(**shared)
-    fitting = (step for step in delays_seconds if step >= told.delay_seconds)
-    return Retried(delay_seconds=min(fitting, default=delays_seconds[-1]), **shared)
+    outcome: Outcome = (
+        Dead(**shared)
+        if told.is_dead
+        else Retried(
+            delay_seconds=min(
+                (step for step in delays_seconds if step >= told.delay_seconds),
+                default=delays_seconds[-1],
+            ),
+            **shared,
+        )
+    )
+    return Released(envelope, outcome)

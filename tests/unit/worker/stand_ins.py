@@ -10,8 +10,8 @@ from bridge.amqp.properties import Properties
 from bridge.amqp.publication import LonePublication, Publication
 from bridge.errors import Confirm, PublishError, PublishFault, Refusal
 from bridge.telemetry.metrics import BridgeMetrics, new_registry
-from bridge.worker.cluster.exchange import Peers
-from bridge.worker.cluster.repeated_copies import RepeatedCopies
+from bridge.worker.cluster.deduplication import RepeatedCopies
+from bridge.worker.cluster.membership import Membership
 from bridge.worker.deduplicator import Deduplicator
 from bridge.worker.message_identity import identity_of
 
@@ -155,8 +155,8 @@ class Broker:
 
 def nobody_told(metrics: Any) -> RepeatedCopies:
     """Make what would tell the peers of copies that are there twice, of a worker without any."""
-    peers = Peers("q", is_enabled=False, metrics=metrics)
-    return RepeatedCopies(peers, Deduplicator(heartbeat_seconds=10), identity_of=identity_of)
+    membership = Membership("q", is_enabled=False, metrics=metrics)
+    return RepeatedCopies(membership, Deduplicator(heartbeat_seconds=10), identity_of=identity_of)
 
 
 class Channel:

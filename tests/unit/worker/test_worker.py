@@ -16,7 +16,8 @@ from bridge.amqp.publication import Publication
 from bridge.amqp.publisher import Publisher
 from bridge.config import Settings, WorkerSettings
 from bridge.topology.upkeep import Upkeep
-from bridge.worker.cluster.exchange import Peers
+from bridge.worker.cluster.joint_pause import JointPause
+from bridge.worker.cluster.membership import Membership
 from bridge.worker.delivery import Delivery
 from bridge.worker.fates import Answer, judge_status
 from bridge.worker.limits.capacity import Capacity
@@ -114,7 +115,11 @@ class World(LeapingWorld):
             spans=None,
             publisher=cast("Publisher", self.broker),
             upkeep=cast("Upkeep", FixedTopology()),
-            peers=Peers("q", is_enabled=False, metrics=self.metrics, clock=self.loop.time),
+            joint_pause=JointPause(
+                Membership("q", is_enabled=False, metrics=self.metrics, clock=self.loop.time),
+                setup=lambda: "0" * 16,
+                turn_seconds=5,
+            ),
             metrics=self.metrics,
         )
 

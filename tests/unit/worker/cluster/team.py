@@ -1,18 +1,15 @@
-"""Workers that hear each other without a broker, on a clock that leaps; each has a deduplicator."""
+"""Workers on a simulated exchange, on a clock that leaps; each has a deduplicator."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any, cast
+from collections.abc import Coroutine
+from types import SimpleNamespace
+from typing import Any
 
 from bridge.amqp.properties import Properties
-from bridge.worker.cluster.answering import Answerer
-from bridge.worker.cluster.asking import Asker
-from bridge.worker.cluster.beats import REMEMBERED
-from bridge.worker.cluster.deduplication import ClusterDeduplicator
-from bridge.worker.cluster.exchange import Peers
-from bridge.worker.cluster.messages import Beat, Bye, Facts, Hello, read_message, write_message
-from bridge.worker.cluster.repeated_copies import RepeatedCopies
-from bridge.worker.cluster.roster import Roster
+from bridge.worker.cluster.deduplication import ClusterDeduplicator, RepeatedCopies
+from bridge.worker.cluster.membership import Membership, Part
+from bridge.worker.cluster.messages import Leave, Message, State
+from bridge.worker.cluster.questions import RedeliveryQuestions
 from bridge.worker.deduplicator import Deduplicator, InFlight, New, Released, Verdict, Wait
 from bridge.worker.delivery import Delivery
 from bridge.worker.envelope import COPIES, FIRST_DELIVERED_AT
@@ -21,6 +18,7 @@ from bridge.worker.outcomes import Outcome
 from bridge.worker.sent_messages import Accepted
 from tests.clock import LeapingWorld
 from tests.deliveries import make_delivery
+from tests.simulation.exchange import Exchange, Member, start
 
 BODY = b'{"to":"+491713920001","from":"Acme","text":"Hi"}'
 MOST_SECONDS = 10.0
@@ -29,131 +27,85 @@ HEARD_AFTER_SECONDS = 0.01
 ACCEPTED = Accepted(attempts=1, status=202, provider_id="sms-1", at=1_800_000_000.0)
 
 
-class Fanout:
-    """What stands in for the exchange: hands each message to all that are on it."""
+def kind_of(message: Message) -> str:
+    """Name a message: its class, or the copies that a state tells of."""
+    if isinstance(message, State):
+        told = [name for name in ("repeated", "settled") if getattr(message, name)]
+        return told[0] if told else "State"
+    return type(message).__name__
+
+
+class Consumer:
+    """Stands in for a worker's consumer; its session is proven as soon as it `lives_on`."""
 
     def __init__(self) -> None:
-        self.members: list[Colleague] = []
-        self.said: list[tuple[str, str]] = []
-        self.loses: Callable[[str, str], bool] = lambda _sender, _kind: False
+        self.prefetch = 4
+        self.renewals = 0
+        self.lives_on = asyncio.Event()
+        self.lives_on.set()
 
-    def say(self, sender: "Colleague", facts: Facts) -> None:
-        """Deliver a message to all others a moment later, unless it is to be lost."""
-        self.said.append((sender.worker_id, facts.kind))
-        if not self.loses(sender.worker_id, facts.kind):
-            body = write_message(sender.worker_id, facts)
-            asyncio.get_running_loop().call_later(HEARD_AFTER_SECONDS, self._deliver, sender, body)
+    def renew(self) -> None:
+        """Count."""
+        self.renewals += 1
 
-    def _deliver(self, sender: "Colleague", body: bytes) -> None:
-        for member in self.members:
-            if member is not sender and member.is_up:
-                member.hear(body)
+    async def prove(self) -> None:
+        """Wait for the broker's answer."""
+        await self.lives_on.wait()
 
 
 class Colleague:
-    """One worker: its deduplicator, its questions and answers, and a stand-in for its `Peers`."""
+    """One worker: its deduplicator, and what it asks and tells its peers."""
 
     def __init__(self, world: "Team", number: int, window_seconds: float | None) -> None:
-        self.worker_id = f"{number:016x}"
-        self.is_up = True
-        self.joins = 1
         self._world = world
         clock = world.loop.time
-        self.roster = Roster(clock=clock)
-        self.roster.resume()
+        self.membership = Membership("q", is_enabled=True, metrics=world.metrics, clock=clock)
+        self.membership.worker_id = self.worker_id = f"{number:016x}"
         self.deduplicator = Deduplicator(
             heartbeat_seconds=10, window_seconds=window_seconds, clock=clock
         )
-        self._hearers: dict[str, list[tuple[type[Facts], Callable[[str, Any], None]]]] = {}
-        self._each_second: list[Callable[[], None]] = []
-        self._when_heard: list[Callable[[], None]] = []
-        self.lives_on = asyncio.Event()
-        self.lives_on.set()
-        self.changes = 0
-        self.asker = Asker(
-            cast("Peers", self),
+        self.consumer = Consumer()
+        self.lives_on = self.consumer.lives_on
+        self.questions = RedeliveryQuestions(
+            self.membership,
             self.deduplicator,
+            self.consumer,
+            SimpleNamespace(most_sendable=4),
             most_seconds=MOST_SECONDS,
             delays_seconds=DELAYS_SECONDS,
-            on_change=self._count,
             metrics=world.metrics,
             clock=clock,
         )
-        self.answerer = Answerer(
-            cast("Peers", self),
-            self.deduplicator,
-            is_asking=self.asker.is_asking,
-            prove_session=self._prove,
-            clock=clock,
-        )
         self.repeated_copies = RepeatedCopies(
-            cast("Peers", self), self.deduplicator, identity_of=identity_of, clock=clock
+            self.membership, self.deduplicator, identity_of=identity_of, clock=clock
         )
         self.may_wait = True
         self._taken: dict[MessageIdentity, Released] = {}
         self._deduplication: ClusterDeduplicator | None = None
+        parts: list[Part] = [self.questions, self.repeated_copies]
         if window_seconds is not None:
-            peers = cast("Peers", self)
             self._deduplication = ClusterDeduplicator(
-                peers, self.deduplicator.sent, clock=clock, now=clock
+                self.membership, self.deduplicator.sent, clock=clock, now=clock
             )
+            parts.append(self._deduplication)
+        self.member = Member(world.exchange, self.membership, parts, world.metrics)
 
-    @property
-    def expects_answers(self) -> bool:
-        """Whether anybody was heard in the last minute."""
-        return bool(self.roster.others(REMEMBERED))
-
-    def tell(self, facts: Facts) -> None:
-        """Say something to the others."""
-        if self.is_up:
-            self._world.fanout.say(self, facts)
-
-    def on(self, facts: type[Facts], hear: Callable[[str, Any], None]) -> None:
-        """Register what hears a kind."""
-        self._hearers.setdefault(facts.kind, []).append((facts, hear))
-
-    def each_second(self, look: Callable[[], None]) -> None:
-        """Register what looks after something each second."""
-        self._each_second.append(look)
-
-    def when_heard(self, tell: Callable[[], None]) -> None:
-        """Register what tells what the others have missed."""
-        self._when_heard.append(tell)
-
-    def beat(self) -> None:
-        """Say that it is there."""
-        for look in self._each_second:
-            look()
-        self.tell(Beat())
-        self.roster.tidy()
-
-    def hear(self, body: bytes) -> None:
-        """Hear what was said."""
-        message = read_message(body)
-        assert message is not None
-        if message.kind == Bye.kind:
-            self.roster.leave(message.worker_id)
-        else:
-            self.roster.note(message.worker_id)
-        for model, hear in self._hearers.get(message.kind, []):
-            hear(message.worker_id, model.model_validate(message.facts))
+    def tell(self, message: Message) -> None:
+        """Publish a message to the others."""
+        self.membership.publish(message)
 
     def fall_silent(self) -> None:
         """Neither hear nor be heard."""
-        self.is_up = False
+        self.member.fall_silent()
 
     def come_back(self) -> None:
-        """Hear and be heard again, and say so."""
-        self.is_up = True
-        self.joins += 1
-        self.tell(Hello())
-        for tell in self._when_heard:
-            tell()
+        """Hear and be heard again."""
+        self.member.join()
 
     def end(self) -> None:
         """Stop in good order, and be asked no more."""
-        self.tell(Bye())
-        self.is_up = False
+        self.tell(Leave())
+        asyncio.get_running_loop().call_later(HEARD_AFTER_SECONDS / 2, self.fall_silent)
 
     # What it does with messages
 
@@ -174,7 +126,7 @@ class Colleague:
                 identity, says_so=delivery.redelivered
             )
         if delivery.redelivered:
-            await self.asker.learn_of(delivery, identity)
+            await self.questions.learn_of(delivery, identity)
         if self._deduplication is not None and not (
             await self._deduplication.until_ended_elsewhere(
                 delivery, identity, may_wait=lambda: self.may_wait
@@ -222,57 +174,54 @@ class Colleague:
         self.deduplicator.connection_lost(most_unacked=100)
         self.deduplicator.consuming_again()
 
-    def _count(self) -> None:
-        self.changes += 1
-
-    async def _prove(self) -> None:
-        await self.lives_on.wait()
-
 
 class Team(LeapingWorld):
     """Several workers, each of which says once a second that it is there."""
 
     def __init__(self, size: int = 2, *, window_seconds: float | None = None) -> None:
         super().__init__()
-        self.fanout = Fanout()
+        self.exchange = Exchange(self.loop, latency_seconds=HEARD_AFTER_SECONDS, spread=(1, 1))
+        self.members: list[Colleague] = []
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._window_seconds = window_seconds
         self.run(self._gather(size))
 
     async def _gather(self, size: int) -> None:
         for _ in range(size):
             self.hire()
-        await asyncio.sleep(2 * HEARD_AFTER_SECONDS)
+        await asyncio.sleep(3 * HEARD_AFTER_SECONDS)
 
     def hire(self) -> Colleague:
         """Have one more worker join."""
-        members = self.fanout.members
-        members.append(Colleague(self, len(members) + 1, self._window_seconds))
-        for member in members:
-            member.tell(Hello())
-        return members[-1]
+        colleague = Colleague(self, len(self.members) + 1, self._window_seconds)
+        self.members.append(colleague)
+        colleague.come_back()
+        start(colleague.member.keep_publishing(), self._tasks)
+        return colleague
 
     @property
-    def members(self) -> list[Colleague]:
-        """All of them."""
-        return self.fanout.members
+    def published(self) -> list[tuple[str, str]]:
+        """The sender and the kind of each message."""
+        return [(sender, kind_of(message)) for sender, message in self.exchange.published]
 
     def play(self, story: Coroutine[Any, Any, Any]) -> Any:
-        """Run a story to its end, while those that are up say that they are there."""
+        """Run a story to its end, while those that are up publish their heartbeats."""
 
         async def all_of_it() -> Any:
-            beating = asyncio.create_task(self._beat())
+            ticking = asyncio.create_task(self._tick())
             try:
                 return await story
             finally:
-                beating.cancel()
+                ticking.cancel()
 
         return self.run(all_of_it())
 
-    async def _beat(self) -> None:
+    async def _tick(self) -> None:
         while True:
             await asyncio.sleep(1)
             for member in self.members:
-                member.beat()
+                if member.membership.is_up:
+                    member.member.cluster.tick()
 
 
 def message(team: Team, message_id: str | None = "m-1", **envelope: Any) -> Delivery:

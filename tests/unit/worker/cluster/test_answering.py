@@ -9,8 +9,8 @@ import pytest
 from bridge.amqp.publication import Publication
 from bridge.errors import Confirm
 from bridge.telemetry.metrics import BridgeMetrics
-from bridge.worker.cluster.answering import MAX_WAITING
-from bridge.worker.cluster.questions import Answers, Questions, question_of
+from bridge.worker.cluster.messages import Answers, Question, Questions, facts_of
+from bridge.worker.cluster.questions import MAX_UNPROVEN
 from bridge.worker.deduplicator import New, Released, Repeat
 from bridge.worker.outcomes import Retried
 from tests.unit.worker.cluster.team import Team, again, identity, message
@@ -85,14 +85,15 @@ def test_no_more_questions_wait_for_the_broker_than_there_is_room_for(team: Team
         await first.begin(delivery)
         first.lives_on.clear()
         before = len(asyncio.all_tasks())
-        for number in range(10 * MAX_WAITING):
-            question = question_of(number, identity(delivery))
-            assert question is not None
+        for number in range(10 * MAX_UNPROVEN):
+            facts = facts_of(identity(delivery))
+            assert facts is not None
+            question = Question(number=number, **facts.model_dump())
             second.tell(Questions(questions=(question,)))
         await asyncio.sleep(1)
         return len(asyncio.all_tasks()) - before
 
-    assert team.run(story()) == MAX_WAITING
+    assert team.run(story()) == MAX_UNPROVEN
 
 
 def test_a_copy_that_may_be_stored_is_waited_for(team: Team) -> None:
@@ -130,7 +131,7 @@ def test_a_copy_is_not_waited_for_by_who_ends(team: Team) -> None:
         kept = Released(delivery.envelope, RETRIED, copy_with(new_confirm()))
         first.deduplicator.release(await first.begin(delivery), kept)
         first.lose_connection()
-        first.answerer.gives_up_copies = True
+        first.questions.give_up_copies()
         taking = asyncio.create_task(second.take(redelivered))
         await asyncio.sleep(0.5)
         assert isinstance(taking.result(), New)
@@ -164,8 +165,6 @@ def test_only_who_was_asked_by_learns(team: Team) -> None:
 
     async def story() -> object:
         delivery = message(team)
-        question = question_of(0, identity(delivery))
-        assert question is not None
         claim = await first.begin(delivery)
         first.settle(claim, acked=False)
         first.tell(Answers(to="0" * 16, answers=()))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from bridge.worker.cluster.messages import Bye
+from bridge.worker.cluster.messages import Message
 from bridge.worker.deduplicator import InFlight, New, Repeat, Verdict
 from bridge.worker.outcomes import Dead, Retried
 from tests.unit.worker.cluster.team import (
@@ -18,6 +18,7 @@ from tests.unit.worker.cluster.team import (
     Team,
     again,
     identity,
+    kind_of,
     message,
 )
 
@@ -108,7 +109,7 @@ def test_who_is_alone_does_not_wait(make_team: MakeTeam) -> None:
     (alone,) = team.members
 
     assert team.seconds(alone.begin(again(team, message(team)))) == 0
-    assert team.fanout.said == [(alone.worker_id, "hello")]
+    assert team.published == [(alone.worker_id, "Join")]
 
 
 def test_what_nobody_knows_waits_for_the_answers_alone(make_team: MakeTeam) -> None:
@@ -137,7 +138,7 @@ def test_a_first_delivery_asks_nobody(make_team: MakeTeam) -> None:
     team = make_team(2)
     team.run(team.members[0].begin(message(team)))
 
-    assert {kind for _, kind in team.fanout.said} == {"hello"}
+    assert {kind for _, kind in team.published} <= {"Join", "State"}
 
 
 def test_what_is_known_here_is_asked_of_nobody(make_team: MakeTeam) -> None:
@@ -151,7 +152,7 @@ def test_what_is_known_here_is_asked_of_nobody(make_team: MakeTeam) -> None:
         return await first.take(again(team, delivery))
 
     assert isinstance(team.run(story()), Repeat)
-    assert {kind for _, kind in team.fanout.said} == {"hello"}
+    assert {kind for _, kind in team.published} <= {"Join", "State"}
 
 
 def test_a_silent_peer_is_waited_for_so_long(make_team: MakeTeam) -> None:
@@ -175,8 +176,7 @@ def test_who_said_bye_is_not_waited_for(make_team: MakeTeam) -> None:
     first, second, _ = team.members
 
     async def story() -> float:
-        first.tell(Bye())
-        first.fall_silent()
+        first.end()
         await asyncio.sleep(1)
         began = team.loop.time()
         await second.begin(again(team, message(team)))
@@ -208,7 +208,7 @@ def test_a_peer_that_comes_back_answers_at_once(make_team: MakeTeam) -> None:
 
 
 @WITH_AND_WITHOUT_IDS
-@pytest.mark.parametrize("kind", ["held?", "held"])
+@pytest.mark.parametrize("kind", ["Questions", "Answers"])
 def test_what_is_lost_on_the_way_is_asked_again(
     make_team: MakeTeam, kind: str, message_id: str | None
 ) -> None:
@@ -217,13 +217,13 @@ def test_what_is_lost_on_the_way_is_asked_again(
     first, second = team.members
     lost: list[str] = []
 
-    def loses(sender: str, said: str) -> bool:
-        if said == kind and len(lost) < 2:
+    def loses(sender: str, message: Message) -> bool:
+        if kind_of(message) == kind and len(lost) < 2:
             lost.append(sender)
             return True
         return False
 
-    team.fanout.loses = loses
+    team.exchange.loses = loses
 
     async def story() -> object:
         delivery = message(team, message_id)
@@ -440,43 +440,23 @@ def test_what_one_peer_has_said_outlives_the_wait_for_another(
     assert kept.envelope.key == delivery.envelope.key
 
 
-def test_each_that_waits_is_told_of(make_team: MakeTeam) -> None:
-    """The worker hears of each that begins to wait or ends, to make room, and can count them."""
+def test_others_are_taken_beside_those_that_wait(make_team: MakeTeam) -> None:
+    """When three of four places wait for answers the worker consumes anew, with four more."""
     team = make_team(2)
     first, second = team.members
     first.fall_silent()
 
     async def story() -> list[int]:
-        waiting = [
-            asyncio.create_task(second.take(again(team, message(team, f"m-{n}")))) for n in range(3)
-        ]
-        await asyncio.sleep(1)
-        counts = [second.changes, second.asker.open]
-        await asyncio.gather(*waiting)
-        return [*counts, second.changes, second.asker.open]
-
-    assert team.play(story()) == [3, 3, 6, 0]
-
-
-def test_those_that_were_put_aside_are_not_in_the_way(make_team: MakeTeam) -> None:
-    """What waited when the worker consumed anew takes no place of what comes then."""
-    team = make_team(2)
-    first, second = team.members
-    first.fall_silent()
-
-    async def story() -> list[int]:
-        counts = []
+        renewals = []
         waiting = []
-        for n in range(3):
+        for n in range(7):
             waiting.append(asyncio.create_task(second.take(again(team, message(team, f"m-{n}")))))
             await asyncio.sleep(0.1)
-            counts.append(second.asker.in_the_way)
-            if n == 1:
-                second.asker.put_aside()
+            renewals.append(second.consumer.renewals)
         await asyncio.gather(*waiting)
-        return [*counts, second.asker.in_the_way]
+        return renewals
 
-    assert team.play(story()) == [1, 2, 1, 0]
+    assert team.play(story()) == [0, 0, 1, 1, 1, 2, 2]
 
 
 def test_it_asks_for_a_message_as_long_as_one_of_two_waits(make_team: MakeTeam) -> None:
@@ -491,10 +471,10 @@ def test_it_asks_for_a_message_as_long_as_one_of_two_waits(make_team: MakeTeam) 
         asks = []
         for waiting in (one, other):
             await asyncio.sleep(1)
-            asks.append(second.asker.is_asking(identity(delivery)))
+            asks.append(identity(delivery) in second.questions._open_entries)
             waiting.cancel()
         await asyncio.sleep(1)
-        return [*asks, second.asker.is_asking(identity(delivery))]
+        return [*asks, identity(delivery) in second.questions._open_entries]
 
     assert team.play(story()) == [True, True, False]
 
@@ -509,7 +489,7 @@ def test_many_are_asked_for_in_few_messages(make_team: MakeTeam) -> None:
         await asyncio.gather(*(second.take(one) for one in redelivered))
 
     team.play(story())
-    kinds = [kind for sender, kind in team.fanout.said if sender == second.worker_id]
-    assert kinds.count("held?") == 2
-    answers = [kind for sender, kind in team.fanout.said if sender == first.worker_id]
-    assert answers.count("held") == 19
+    kinds = [kind for sender, kind in team.published if sender == second.worker_id]
+    assert kinds.count("Questions") == 2
+    answers = [kind for sender, kind in team.published if sender == first.worker_id]
+    assert answers.count("Answers") == 19

@@ -5,12 +5,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from bridge.worker.cluster.asking import BUSY_SECONDS
 from bridge.worker.cluster.deduplication import (
-    MOST_RECENT_SECONDS,
+    MAX_RECENT_SECONDS,
     REPORT_SECONDS,
 )
-from bridge.worker.cluster.messages import Bye
+from bridge.worker.cluster.questions import BUSY_SECONDS
 from bridge.worker.deduplicator import New, Repeat, Wait
 from tests.unit.worker.cluster.team import HEARD_AFTER_SECONDS, Team, again, message
 
@@ -61,13 +60,13 @@ def test_another_body_or_no_id_is_another_message(make_team: MakeTeam) -> None:
 
     async def story() -> list[object]:
         await send(team, 0, None)
-        said = list(team.fanout.said)
+        said = list(team.published)
         await send(team, 0)
         others = [message(team, "m-2"), message(team, None)]
         return [said, *[type(await team.members[1].take(one)) for one in others]]
 
     said, *taken = team.play(story())
-    assert "report" not in {kind for _, kind in said}
+    assert "Report" not in {kind for _, kind in said}
     assert taken == [New, New]
 
 
@@ -165,8 +164,8 @@ def test_a_peer_that_has_left_is_not_waited_for(make_team: MakeTeam) -> None:
     async def story() -> float:
         await first.begin(message(team))
         await asyncio.sleep(TOLD_SECONDS)
-        first.tell(Bye())
-        first.fall_silent()
+        first.end()
+        await asyncio.sleep(1)
         await asyncio.sleep(TOLD_SECONDS)
         began = team.loop.time()
         await second.begin(message(team))
@@ -216,9 +215,9 @@ def test_what_is_taken_again_at_once_is_in_hand(make_team: MakeTeam) -> None:
 def test_workers_that_start_together_ask_each_other_once(make_team: MakeTeam) -> None:
     """None of them knows all, and what they know is told once."""
     team = make_team(3)
-    team.play(asyncio.sleep(2 * MOST_RECENT_SECONDS))
+    team.play(asyncio.sleep(2 * MAX_RECENT_SECONDS))
 
-    assert [kind for _, kind in team.fanout.said].count("recent?") == 6
+    assert [kind for _, kind in team.published].count("RecentQuestion") == 6
 
 
 def test_none_waits_in_a_pause(make_team: MakeTeam) -> None:
@@ -250,10 +249,10 @@ def test_a_lost_end_is_asked_for(make_team: MakeTeam, *, sent: bool) -> None:
         await asyncio.sleep(TOLD_SECONDS)
         taking = asyncio.create_task(second.take(message(team)))
         await asyncio.sleep(1.5)
-        team.fanout.loses = lambda sender, _kind: sender == first.worker_id
+        team.exchange.loses = lambda sender, _message: sender == first.worker_id
         first.settle(claim, sent=sent)
         await asyncio.sleep(2 * REPORT_SECONDS)
-        team.fanout.loses = lambda _sender, _kind: False
+        team.exchange.loses = lambda _sender, _message: False
         ended_at = team.loop.time()
         return await taking, team.loop.time() - ended_at
 
@@ -276,7 +275,7 @@ def test_many_are_told_in_few_messages(make_team: MakeTeam) -> None:
         return [await second.take(message(team, f"m-{number}")) for number in range(1000)]
 
     assert {type(one) for one in team.play(story())} == {Repeat}
-    assert len([kind for _, kind in team.fanout.said if kind == "report"]) < 12
+    assert len([kind for _, kind in team.published if kind == "Report"]) < 12
 
 
 def test_who_is_alone_says_nothing(make_team: MakeTeam) -> None:
@@ -284,7 +283,7 @@ def test_who_is_alone_says_nothing(make_team: MakeTeam) -> None:
     team = make_team(1)
     team.play(send(team, 0))
 
-    assert {kind for _, kind in team.fanout.said} == {"hello"}
+    assert {kind for _, kind in team.published} <= {"Join", "State"}
 
 
 @pytest.mark.parametrize("count", [1, 1000])
@@ -293,7 +292,7 @@ def test_a_newcomer_learns_what_was_sent(make_team: MakeTeam, count: int) -> Non
     team = make_team(2)
 
     async def story() -> list[object]:
-        await asyncio.sleep(MOST_RECENT_SECONDS + 2)
+        await asyncio.sleep(MAX_RECENT_SECONDS + 2)
         for number in range(count):
             first = team.members[0]
             first.settle(await first.begin(message(team, f"m-{number}")))
@@ -333,8 +332,8 @@ def test_what_was_sent_in_silence_is_told_afterwards(make_team: MakeTeam) -> Non
     first, second = team.members
 
     async def story() -> object:
-        await asyncio.sleep(MOST_RECENT_SECONDS + 2)
-        first.is_up = False
+        await asyncio.sleep(MAX_RECENT_SECONDS + 2)
+        first.fall_silent()
         await send(team, 0)
         first.come_back()
         await asyncio.sleep(2)

@@ -11,14 +11,9 @@ import pytest
 from pydantic import SecretStr
 
 from bridge.config import SmsApiSettings
-from bridge.worker.cluster.joint_pause import (
-    SILENCE_SECONDS,
-    SILENCE_SPREAD_SECONDS,
-    PauseState,
-    Resumed,
-    setup_of,
-)
-from bridge.worker.cluster.messages import Beat
+from bridge.worker.cluster.joint_pause import SILENCE_SECONDS, setup_of
+from bridge.worker.cluster.membership import TICK_SECONDS
+from bridge.worker.cluster.messages import BreakerState, Message, State
 from bridge.worker.delivery import MAX_HOLD_SECONDS
 from bridge.worker.service.retry_after import MAX_RETRY_AFTER_SECONDS
 from tests.ears import Ears
@@ -29,8 +24,8 @@ SLOTS = 10
 GUARD_SECONDS = 10
 # The time that it takes until an answer has come in and its news has been heard.
 HEARD_SECONDS = POST_SECONDS + 0.01
-# With a beat until the takers-over have found out of each other.
-TAKEN_OVER_SECONDS = SILENCE_SECONDS + SILENCE_SPREAD_SECONDS + 2.5
+# A tick finds the silence.
+TAKEN_OVER_SECONDS = SILENCE_SECONDS + 1.1 * TICK_SECONDS
 
 
 @pytest.fixture
@@ -159,17 +154,22 @@ def test_two_that_pause_at_once_have_one_probe(world: World) -> None:
     async def story() -> None:
         await revoke(world)
         await asyncio.sleep(HEARD_SECONDS)
-        lowest = min(world.workers, key=lambda worker: worker.peers.worker_id)
+        lowest = min(world.workers, key=lambda worker: worker.membership.worker_id)
 
         assert probers(world) == [lowest.number]
 
     world.play(story())
 
 
-@pytest.mark.parametrize("told", [PauseState, Resumed])
-def test_what_is_lost_is_made_good(world: World, told: type[PauseState | Resumed]) -> None:
-    """When no word of a pause arrives but with the beats, all pause and resume a second later."""
-    world.exchange.loses = lambda message: message.kind == told.kind
+@pytest.mark.parametrize("fact", ["breaker", "resumed"])
+def test_what_is_lost_is_made_good(world: World, fact: str) -> None:
+    """If only heartbeats tell of a pause, all pause and resume a second later."""
+
+    def loses(_sender: str, message: Message) -> bool:
+        is_change = isinstance(message, State) and message.heartbeat_seconds is None
+        return is_change and getattr(message, fact) is not None
+
+    world.exchange.loses = loses
 
     async def story() -> None:
         await revoke(world)
@@ -185,7 +185,7 @@ def test_what_is_lost_is_made_good(world: World, told: type[PauseState | Resumed
 
 def test_who_hears_nobody_decides_for_itself(world: World) -> None:
     """Without the exchange each worker probes, as if it were alone."""
-    world.exchange.loses = lambda _: True
+    world.exchange.loses = lambda _sender, _message: True
 
     async def story() -> None:
         await revoke(world)
@@ -203,7 +203,7 @@ def test_one_that_the_others_cannot_hear_probes_for_itself(world: World) -> None
 
     async def story() -> None:
         await settled(world)
-        world.workers[2].peers.leave()
+        world.workers[2].member.fall_silent()
         world.service.answer = lambda *_: (401, None)
         world.queue.publish(1000)
         await asyncio.sleep(2)
@@ -491,7 +491,7 @@ def test_one_that_the_others_cannot_hear_keeps_its_own_wait(
 
     async def story() -> None:
         await settled(world)
-        world.workers[2].peers.leave()
+        world.workers[2].member.fall_silent()
         world.service.answer = answer
         world.queue.publish(5000)
         await asyncio.sleep(4)
@@ -531,7 +531,8 @@ def test_no_wait_that_a_peer_tells_of_is_longer_than_any_that_is_kept(world: Wor
     async def story() -> None:
         await settled(world)
         broken, sound, _ = world.workers
-        broken.peers.tell(PauseState(setup=SETUP, reason=None, closed_seconds=1e9))
+        told = BreakerState(setup=SETUP, reason=None, closed_seconds=1e9)
+        broken.membership.publish(State(breaker=told))
         await asyncio.sleep(1)
 
         assert 0 < sound.breaker.retry_after_seconds < 1.1 * MAX_RETRY_AFTER_SECONDS
@@ -542,22 +543,22 @@ def test_no_wait_that_a_peer_tells_of_is_longer_than_any_that_is_kept(world: Wor
 # --- What is said --------------------------------------------------------------------------------
 
 
-def test_what_a_beat_says_of_a_pause_is_small_and_says_nothing_of_messages(world: World) -> None:
-    """A beat tells the reason, numbers and seconds, and who probes."""
-    told: list[Beat] = []
+def test_a_heartbeat_tells_of_a_pause(world: World) -> None:
+    """It has the reason, and the worker that probes."""
 
     async def story() -> None:
-        await settled(world, 1)
-        listener = world.start(1)[0].peers
-        listener.on(Beat, lambda _, beat: told.append(beat))
-        await revoke(world, 0)
+        await revoke(world, 2)
         await asyncio.sleep(2)
 
     world.play(story())
 
-    state = told[-1].beside["pause"]
-    assert state.keys() == PauseState.model_fields.keys()
-    assert state["reason"] == "credentials_rejected"
+    states = {
+        worker_id: message.breaker
+        for worker_id, message in world.exchange.published
+        if isinstance(message, State) and message.heartbeat_seconds
+    }
+    assert {told.reason for told in states.values() if told} == {"credentials_rejected"}
+    assert sum(told.is_prober for told in states.values() if told) == 1
 
 
 def test_the_event_loop_does_not_wait_for_the_name_of_the_set_up(
@@ -565,7 +566,6 @@ def test_the_event_loop_does_not_wait_for_the_name_of_the_set_up(
 ) -> None:
     """Naming takes longer than a loop may stand still, and is done beside it."""
     may_go_on = threading.Event()
-    told: list[PauseState] = []
 
     def name_slowly() -> str:
         assert may_go_on.wait(GUARD_SECONDS)
@@ -573,14 +573,11 @@ def test_the_event_loop_does_not_wait_for_the_name_of_the_set_up(
 
     async def story() -> None:
         await settled(world, 1)
-        joint_pause, peers = world.workers[0].joint_pause, world.workers[0].peers
+        joint_pause, breaker = world.workers[0].joint_pause, world.workers[0].breaker
         monkeypatch.setattr(joint_pause, "_name_setup", name_slowly)
-        monkeypatch.setattr(peers, "tell", told.append)
-        breaker = world.workers[0].breaker
         joint_pause.renew_key(breaker)
         may_go_on.set()
-        joint_pause.publish("retry_after", breaker.state)
+
+        assert joint_pause.describe(breaker.state).setup == "22" * 8
 
     world.play(story())
-
-    assert [state.setup for state in told] == ["22" * 8]

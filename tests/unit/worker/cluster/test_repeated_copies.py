@@ -135,6 +135,7 @@ def test_its_sender_ends_before_a_third_joins(team: Team) -> None:
         one.settle(await one.begin(second))
         await asyncio.sleep(1)
         one.end()
+        await asyncio.sleep(1)
         newcomer = team.hire()
         await asyncio.sleep(180)
         return await newcomer.take(first_of(team, second))
@@ -151,12 +152,13 @@ def test_one_alone_tells_a_newcomer_what_all_know(team: Team) -> None:
         one.settle(await one.begin(second_copy(team)))
         await asyncio.sleep(1)
         one.end()
+        await asyncio.sleep(1)
         newcomer = team.hire()
         await asyncio.sleep(1)
-        before = len(team.fanout.said)
+        before = len(team.published)
         newcomer.come_back()
         await asyncio.sleep(1)
-        return [who for who, kind in team.fanout.said[before:] if kind == "settled"]
+        return [who for who, kind in team.published[before:] if kind == "settled"]
 
     assert team.play(story()) == [other.worker_id]
 
@@ -254,12 +256,12 @@ def test_any_other_copy_asks_nobody(team: Team) -> None:
     async def story() -> list[str]:
         second = second_copy(team)
         one.settle(await one.begin(second), sent=False)
-        before = len(team.fanout.said)
+        before = len(team.published)
         later = message(team, copies=2, try_of=second.envelope.try_of)
         other.settle(await other.begin(later), sent=False)
         await asyncio.sleep(SENT_SECONDS + 1)
         await other.begin(first_of(team, second))
-        return [kind for _, kind in team.fanout.said[before:] if kind == "held?"]
+        return [kind for _, kind in team.published[before:] if kind == "Questions"]
 
     assert team.play(story()) == []
 
@@ -272,6 +274,6 @@ def test_what_a_publisher_wrote_is_told_to_nobody(team: Team) -> None:
         await one.begin(again(team, message(team, copies=1, try_of="+491713920001")))
         team.hire()
         await asyncio.sleep(1)
-        return [kind for _, kind in team.fanout.said if kind == "repeated"]
+        return [kind for _, kind in team.published if kind == "repeated"]
 
     assert team.play(story()) == []
