@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
@@ -33,7 +34,8 @@ class Exchange:
         self.carried = 0
         self._latency_seconds = latency_seconds
         self._spread = spread
-        self._last_at: dict[str, float] = {}
+        # Messages of one worker stay in their order.
+        self._under_way: dict[str, deque[tuple[bytes, str | None]]] = defaultdict(deque)
         # Which messages are lost on the way, by their sender and themselves.
         self.loses: Callable[[str, Message], bool] = lambda _sender, _message: False
         self.published: list[tuple[str, Message]] = []
@@ -47,12 +49,12 @@ class Exchange:
         if self.loses(*read):
             return
         self.carried += len(self.members) if queue is None else 1
-        # Messages of one worker stay in their order.
-        at = self.loop.time() + self._latency_seconds * self.chance.uniform(*self._spread)
-        self._last_at[read[0]] = at = max(at, self._last_at.get(read[0], 0.0))
-        self.loop.call_at(at, self._hand_out, body, queue)
+        self._under_way[read[0]].append((body, queue))
+        seconds = self._latency_seconds * self.chance.uniform(*self._spread)
+        self.loop.call_later(seconds, self._hand_out, read[0])
 
-    def _hand_out(self, body: bytes, queue: str | None) -> None:
+    def _hand_out(self, sender: str) -> None:
+        body, queue = self._under_way[sender].popleft()
         for member in self.members:
             if queue in {None, member.queue}:
                 member.cluster.receive(body)

@@ -4,11 +4,16 @@ Each worker publishes the state of its breaker at every change and with every he
 share a pause if they have the same section `sms_api`, secrets included: a wrong key or address of
 one worker stops no other.
 
-The prober is elected by the same rule everywhere: the worker that already probes, else the one that
-had the fewest turns, by its id. It gives up its turn when the waits between probes are so long that
-a message could come back from the ladder in one, for the fault may be its own; and it is replaced
-when it can take no messages or is silent for some seconds. The first acceptance closes all
-breakers. A worker that hears no other decides for itself.
+The prober publishes each second that it probes. Of several, the one with the fewest turns goes on,
+and of these the one with the lowest id. It gives up its turn when the waits between probes are so
+long that a message could come back from the ladder in one, for the fault may be its own, and when
+it can take no messages; then the worker that the same rule finds among all begins at once.
+
+Messages are lost, and workers die, so that workers may name different successors. A worker that
+finds in its tick that nobody probes therefore begins whatever the rule says: after three seconds
+of silence, or half a second after a turn was given up. If two do, the rule stops one of them.
+
+The first acceptance closes all breakers. A worker that hears no other decides for itself.
 """
 
 import hashlib
@@ -19,7 +24,7 @@ from typing import Any, Final
 
 from bridge.config import SmsApiSettings
 from bridge.telemetry.logs import Log
-from bridge.worker.cluster.membership import ACTIVE, Membership, Part
+from bridge.worker.cluster.membership import ACTIVE, Membership, Part, Silence
 from bridge.worker.cluster.messages import BreakerState, Message, Resumed, State
 from bridge.worker.fates import PauseReason
 from bridge.worker.service.breaker import CircuitBreaker, News
@@ -29,6 +34,9 @@ log = Log(__name__)
 
 # The prober publishes a heartbeat each second, and is replaced after three.
 SILENCE_SECONDS: Final = 3.0
+PROBING: Final = Silence(0, SILENCE_SECONDS)
+# How long the others wait for a successor to publish that it has begun.
+SUCCESSION_SECONDS: Final = 0.5
 # If a worker finds a pause again soon after others have ended it, and no message of its own was
 # accepted in between, the fault is its own.
 OWN_FAULT_SECONDS: Final = 300.0
@@ -78,7 +86,8 @@ class JointPause:
         self._named = _in_a_thread(setup)
         self._turn_seconds = turn_seconds
         self._clock = clock
-        # The worker that probes, if this one is in a joint pause, and when it was heard.
+        # The worker that probes or is to, if this one is in a joint pause, and when any published
+        # that it did, or that it gave up.
         self._prober: str | None = None
         self._heard_at = 0.0
         self._turns = 0
@@ -167,27 +176,35 @@ class JointPause:
         for peer in self.membership.peers.values():
             peer.breaker = None
 
-    def _elect(self, state: Breaker) -> None:
-        """Elect the prober."""
+    def _elect(self, state: Breaker, *, is_due: bool = False) -> None:
+        """Elect the prober; if `is_due` and nobody probes, this worker begins."""
         own, before = self.membership.worker_id, self._prober
-        ranks: dict[str, tuple[bool, int, str]] = {}
+        probing: list[tuple[int, str]] = []
+        waiting: list[tuple[int, str]] = []
         if state.open is not None and not self._is_own_fault:
+            heard = self.membership.others(PROBING)
             for worker_id in self.membership.others(ACTIVE):
                 told = self.membership.peers[worker_id].breaker
-                if told is not None and told.can_probe and told.setup == self._setup:
-                    ranks[worker_id] = (not told.is_prober, told.turns, worker_id)
+                if told is None or not told.can_probe or told.setup != self._setup:
+                    continue
+                if not told.is_prober:
+                    waiting.append((told.turns, worker_id))
+                elif worker_id in heard:
+                    probing.append((told.turns, worker_id))
             if self._may_probe:
-                ranks[own] = (before != own, self._turns, own)
-        self._prober = min(ranks, key=lambda one: ranks[one], default=None)
-        if self._prober != before:
+                does_probe = before == own or (is_due and not probing)
+                (probing if does_probe else waiting).append((self._turns, own))
+        _, self._prober = min(probing or waiting, default=(0, None))
+        if self._prober == own:
             self._heard_at = self._clock()
 
-    def _elect_anew(self, breaker: CircuitBreaker) -> None:
+    def _elect_anew(self, breaker: CircuitBreaker, *, is_due: bool = False) -> None:
         """Elect the prober, and publish whether this worker is it, if that has changed."""
-        own = self.membership.worker_id
-        was_prober = self._prober == own
-        self._elect(breaker.state)
-        if was_prober != (self._prober == own):
+        own, before = self.membership.worker_id, self._prober
+        self._elect(breaker.state, is_due=is_due)
+        if (before == own) != (self._prober == own):
+            if before is not None and self._prober == own:
+                log.info("probe_taken_over", peer=before)
             self.membership.publish(State(breaker=self.describe(breaker.state)))
             breaker.wake()
 
@@ -200,13 +217,10 @@ class JointPause:
         breaker.renew_key()
 
     def look_after(self, breaker: CircuitBreaker, *, can_take: bool) -> None:
-        """Each second: replace a prober that is silent, or cannot take messages."""
+        """Each second: begin to probe if a prober is silent, or a successor has not begun."""
         self._can_take = can_take
-        peer = self.membership.peers.get(self._prober or "")
-        if peer is not None and self._clock() - self._heard_at >= SILENCE_SECONDS:
-            log.info("probe_taken_over", peer=self._prober)
-            peer.breaker = None
-        self._elect_anew(breaker)
+        is_due = self._clock() - self._heard_at >= SUCCESSION_SECONDS
+        self._elect_anew(breaker, is_due=is_due)
 
     def receive(self, breaker: CircuitBreaker, worker_id: str, message: State) -> None:
         """Have a breaker follow the state of a peer's."""
@@ -218,7 +232,7 @@ class JointPause:
         if told is None:
             return
         was_prober = worker_id == self._prober
-        if was_prober:
+        if told.setup == self._setup and (was_prober or told.is_prober):
             self._heard_at = self._clock()
         if told.reason is not None:
             self._elect_anew(breaker)
@@ -245,6 +259,8 @@ class JointPause:
         if state.open is None:
             accepted = state.accepted_at
             is_to_follow = accepted is None or now - accepted >= told.unaccepted_seconds
+            # Its turn comes when that of the others does.
+            self._turns = max(self._turns, told.turns)
         else:
             is_to_follow = not self._is_own_fault and (was_prober or self._prober == worker_id)
         if is_to_follow:

@@ -5,6 +5,7 @@ Workers, queue and service live on a clock that leaps; see `tests/simulation`.
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -18,6 +19,7 @@ from bridge.worker.delivery import MAX_HOLD_SECONDS
 from bridge.worker.service.retry_after import MAX_RETRY_AFTER_SECONDS
 from tests.ears import Ears
 from tests.simulation.service import POST_SECONDS
+from tests.simulation.worker import Worker
 from tests.simulation.world import SETUP, World
 
 SLOTS = 10
@@ -243,16 +245,42 @@ def test_the_log_tells_of_a_joint_pause(world: World, ears: Ears) -> None:
 # --- Who probes ----------------------------------------------------------------------------------
 
 
-END: dict[str, tuple[Callable[..., None], float, int]] = {
-    "killed": (lambda worker: worker.kill(), TAKEN_OVER_SECONDS, 3),
-    "killed, of many": (lambda worker: worker.kill(), TAKEN_OVER_SECONDS, 50),
-    "stopped": (lambda worker: worker.stop(), HEARD_SECONDS, 3),
+def prober(world: World) -> Worker:
+    """Return the one worker that probes."""
+    (number,) = probers(world)
+    (found,) = (worker for worker in world.workers if worker.number == number)
+    return found
+
+
+def kill(world: World, worker: Worker) -> None:
+    """Kill a worker."""
+    world.workers.remove(worker)
+    worker.kill()
+
+
+def kill_with_successor(world: World, worker: Worker) -> None:
+    """Kill a worker, and the one that all others would have probe next."""
+    kill(world, worker)
+    kill(world, min(world.workers, key=lambda one: one.membership.worker_id))
+
+
+def stop(world: World, worker: Worker) -> None:
+    """Stop a worker in good order."""
+    world.workers.remove(worker)
+    worker.stop()
+
+
+END: dict[str, tuple[Callable[[World, Worker], None], float, int]] = {
+    "killed": (kill, TAKEN_OVER_SECONDS, 3),
+    "killed, of many": (kill, TAKEN_OVER_SECONDS, 50),
+    "killed with its successor": (kill_with_successor, TAKEN_OVER_SECONDS, 50),
+    "stopped": (stop, HEARD_SECONDS, 3),
 }
 
 
 @pytest.mark.parametrize(("end", "seconds", "workers"), END.values(), ids=END)
 def test_another_worker_takes_the_probe_over(
-    world: World, end: Callable[..., None], seconds: float, workers: int
+    world: World, end: Callable[[World, Worker], None], seconds: float, workers: int
 ) -> None:
     """When the one that probes is gone another one goes on, in the same rhythm.
 
@@ -262,10 +290,7 @@ def test_another_worker_takes_the_probe_over(
     async def story() -> None:
         await revoke(world, workers)
         await asyncio.sleep(HEARD_SECONDS)
-        (number,) = probers(world)
-        (gone,) = (worker for worker in world.workers if worker.number == number)
-        world.workers.remove(gone)
-        end(gone)
+        end(world, prober(world))
         await asyncio.sleep(seconds)
         assert len(probers(world)) == 1
         await asyncio.sleep(60)
@@ -274,6 +299,47 @@ def test_another_worker_takes_the_probe_over(
         assert 3 <= len(probes) <= 6
 
     world.play(story())
+
+
+def test_no_two_workers_wait_for_each_other(world: World) -> None:
+    """Of many, each of which is lost that it lets another probe, one does when that is killed."""
+
+    def loses(_sender: str, message: Message) -> bool:
+        is_change = isinstance(message, State) and message.heartbeat_seconds is None
+        told = message.breaker if isinstance(message, State) else None
+        return is_change and told is not None and not told.is_prober
+
+    async def story() -> None:
+        await settled(world, 50)
+        world.exchange.loses = loses
+        await revoke(world, 0)
+        await asyncio.sleep(HEARD_SECONDS)
+        kill(world, prober(world))
+        await asyncio.sleep(TAKEN_OVER_SECONDS)
+
+        assert len(probers(world)) == 1
+
+    world.play(story())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_where_many_messages_are_lost_one_worker_probes(seed: int) -> None:
+    """While a third of what is published is lost, hardly ever do two probe, or none."""
+    world = World(seed=seed, concurrency=SLOTS)
+    counts: Counter[int] = Counter()
+
+    async def story() -> None:
+        await settled(world, 8)
+        world.exchange.loses = lambda _sender, _message: world.exchange.chance.random() < 1 / 3
+        await revoke(world, 0)
+        for _ in range(600):
+            await asyncio.sleep(0.1)
+            counts[len(probers(world))] += 1
+
+    world.play(story())
+    world.close()
+
+    assert counts[1] > 0.8 * counts.total()
 
 
 def test_one_that_cannot_take_a_message_lets_another_probe(world: World) -> None:
@@ -285,8 +351,7 @@ def test_one_that_cannot_take_a_message_lets_another_probe(world: World) -> None
     async def story() -> None:
         await revoke(world)
         await asyncio.sleep(HEARD_SECONDS)
-        (number,) = probers(world)
-        (deaf,) = (worker for worker in world.workers if worker.number == number)
+        deaf = prober(world)
         deaf.can_take = False
         await asyncio.sleep(600)
         last = max(world.posts(401))
