@@ -69,13 +69,8 @@ async def _take_redeliveries(
     return True
 
 
-<<<<<<< HEAD
-async def hand_over(consumer: Consumer, deduplicator: Deduplicator, peers: Peers) -> None:
-    """Return released messages to the other workers while this process can still answer questions.
-=======
 async def hand_over(consumer: Consumer, deduplicator: Deduplicator, membership: Membership) -> None:
-    """Have the broker deliver released messages to other workers while this one can be asked.
->>>>>>> d292f5a (cluster: one State message and one membership in place of the registry of hearers)
+    """Return released messages to the other workers while this process can still answer questions.
 
     Once this process has ended, no worker knows the idempotency key with which a message was sent,
     or the outcome decided for it.

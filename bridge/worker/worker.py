@@ -170,13 +170,8 @@ class Worker:
         # Before consuming: the pause that this process remembers may be older than a broker
         # restart.
         await self.operator_pause.look(connection)
-<<<<<<< HEAD
         # Last, so that workers that are already running have had time to report to this one.
-        await self._peers.until_acquainted()
-=======
-        # Last: peers have had time to publish their states meanwhile.
         await self._membership.until_acquainted()
->>>>>>> d292f5a (cluster: one State message and one membership in place of the registry of hearers)
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.operator_pause.watch(connection))
@@ -263,15 +258,9 @@ class Worker:
         if self._lock is not None:
             # Only the active worker sends.
             self._account.rates.divide_by(1)
-<<<<<<< HEAD
-        self._sharing.tell()
-        # Redeliveries may arrive before the broker's answer to `basic.consume` is read.
-        self._make_room()
-=======
         self._rate_limit.publish()
-        # Redeliveries may have come before the broker's answer to the consume was read.
+        # Redeliveries may arrive before the broker's answer to `basic.consume` is read.
         self._questions.make_room()
->>>>>>> d292f5a (cluster: one State message and one membership in place of the registry of hearers)
 
     def session_over(self, most_unacked: int) -> None:
         """Release waiting deliveries: they are redelivered, and must not remain the probe."""
@@ -282,15 +271,6 @@ class Worker:
             )
         )
 
-<<<<<<< HEAD
-    def _make_room(self) -> None:
-        """Restart the consumer if redeliveries that wait for answers fill the prefetch."""
-        if self._asker.leaves_few(self.consumer.prefetch, self._account.most_sendable):
-            self._asker.put_aside()
-            self.consumer.renew()
-
-=======
->>>>>>> d292f5a (cluster: one State message and one membership in place of the registry of hearers)
     def _note_queue_sizes(self, found: Mapping[str, QueueSizes]) -> None:
         metrics, roles = self._metrics, self._queue_roles
         for name, sizes in found.items():

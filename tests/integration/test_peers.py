@@ -26,6 +26,7 @@ from bridge.worker.cluster.membership import (
 from bridge.worker.cluster.messages import Consumers, Message, RecentQuestion
 from bridge.worker.metrics import WorkerMetrics
 from tests.accounts import account
+from tests.alarms import memory_alarm
 from tests.ears import listening
 from tests.integration.conftest import SECONDS, Amqp, connected, eventually, unique
 
@@ -233,6 +234,25 @@ async def test_nothing_is_left_on_the_broker(amqp_url: str, queue: str) -> None:
         return not await exchange_is_there(amqp_url, f"{queue}.workers")
 
     await eventually(is_gone, what="the exchange's end")
+
+
+async def test_a_change_during_an_alarm_is_published_after_it(
+    managed_broker: Broker, queue: str
+) -> None:
+    """While the broker blocks publishing, changes are dropped; the next heartbeat has the state."""
+    async with team(queue, managed_broker.url, 2) as (first, second):
+        second.say("before")
+        await until(lambda: first.heard, what="the word before the alarm")
+        async with memory_alarm(managed_broker):
+            await until(lambda: not second.peers.is_up, what="the block")
+            second.say("lost")
+            second.listener.facts_now = {"consumers": Consumers(count=7)}
+        known = first.peers.peers[second.peers.worker_id]
+        await until(lambda: known.consumers == 7, what="the state after the alarm")
+        second.say("after")
+        await until(lambda: len(first.heard) > 1, what="the word after the alarm")
+
+        assert [word for _, word in first.heard] == ["before", "after"]
 
 
 async def test_where_coordination_is_off_nothing_is_declared(amqp_url: str, queue: str) -> None:
