@@ -4,7 +4,7 @@
 messages it takes, sends, and settles in another way, some times a second, all in one message. A
 delivery of a message that a peer has in flight waits; one that a peer has sent is a repeat. Two
 that are taken within the time that a report takes are both sent. A report that is lost is made good
-when a delivery waits for it, and not otherwise.
+when a delivery waits for it, and when the worker that published it joins again.
 
 `RepeatedCopies` is about retry copies. A copy whose confirm was lost is published again, and only
 the second says that it may be one (`x-sms-bridge-repeated`). The broker may deliver the second
@@ -55,6 +55,9 @@ REPORT_SECONDS: Final = 0.02
 # Messages that were sent while no peer could hear of it are reported afterwards; of more, the
 # newest.
 MAX_UNREPORTED: Final = 10_000
+# A worker that joins again reports messages of this time anew: a connection that is cut silently
+# loses what is published to it until the missing heartbeats end it.
+REPORTED_AGAIN_SECONDS: Final = 60.0
 # So many of the messages that were sent lately are published to a worker that joins, a part at a
 # time: a second in all.
 MAX_RECENT: Final = 20_000
@@ -186,10 +189,18 @@ class ClusterDeduplicator(Part):
             self._sent.clear()
 
     def joined(self) -> None:
-        """Ask the peers for what was sent lately: some of it may have been missed."""
+        """Report again what was lost lately, and ask the peers for what they sent meanwhile."""
         self._asks_until = self._clock() + MAX_RECENT_SECONDS
         self._recent_at = self._clock() - RECENT_AGAIN_SECONDS
         self._recent_asked.clear()
+        since = self._now() - REPORTED_AGAIN_SECONDS
+        lately = itertools.takewhile(
+            lambda sent: sent[1].at >= since, self._sent_messages.latest(MAX_UNREPORTED)
+        )
+        # The newest first, so that the oldest are left out where there is no room for all.
+        self._sent.extendleft(itertools.islice(lately, MAX_UNREPORTED - len(self._sent)))
+        self._taken.update(dict.fromkeys(self._in_flight))
+        self._report_soon()
 
     def tick(self) -> None:
         """Report the messages that were sent while no peer could hear of it."""

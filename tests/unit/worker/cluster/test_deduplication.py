@@ -9,6 +9,7 @@ from bridge.worker.cluster.deduplication import (
     MAX_RECENT_SECONDS,
     REPORT_SECONDS,
 )
+from bridge.worker.cluster.messages import Report
 from bridge.worker.cluster.questions import BUSY_SECONDS
 from bridge.worker.deduplicator import New, Repeat, Wait
 from tests.unit.worker.cluster.team import HEARD_AFTER_SECONDS, Team, again, message
@@ -138,6 +139,35 @@ def test_what_went_back_is_no_longer_waited_for(make_team: MakeTeam) -> None:
         return await taking
 
     assert isinstance(team.play(story()), New)
+
+
+@pytest.mark.parametrize("is_sent", [True, False], ids=["sent", "in_flight"])
+def test_reports_that_were_lost_with_the_connection_are_made_again(
+    make_team: MakeTeam, *, is_sent: bool
+) -> None:
+    """A worker that joins again reports anew what it has in flight, and what it sent lately."""
+    team = make_team(2)
+    first, second = team.members
+
+    async def story() -> bool:
+        team.exchange.loses = lambda _sender, sent: isinstance(sent, Report)
+        claim = await first.begin(message(team))
+        if is_sent:
+            first.settle(claim)
+        await asyncio.sleep(30)
+        first.fall_silent()
+        team.exchange.loses = lambda _sender, _message: False
+        await asyncio.sleep(5)
+        first.come_back()
+        await asyncio.sleep(1)
+        taking = asyncio.create_task(second.take(message(team)))
+        await asyncio.sleep(1)
+        if not is_sent:
+            assert not taking.done()
+            first.settle(claim)
+        return isinstance(await taking, Repeat)
+
+    assert team.play(story())
 
 
 def test_a_peer_that_dies_is_waited_for_some_seconds(make_team: MakeTeam) -> None:
