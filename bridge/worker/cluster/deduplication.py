@@ -394,9 +394,8 @@ class RepeatedCopies(Part):
 
     def _publish_soon(self, identity: MessageIdentity) -> None:
         """Publish it at the end of this iteration of the event loop, together with all others."""
-        if not self._unpublished:
-            asyncio.get_running_loop().call_soon(self._publish_now)
         self._unpublished[identity] = None
+        asyncio.get_running_loop().call_soon(self._publish_now)
 
     def _publish_now(self) -> None:
         if self._membership.is_up:

@@ -214,6 +214,25 @@ def test_it_ends_as_soon_as_it_is_back(team: Team) -> None:
     assert team.play(story()) == Repeat(None)
 
 
+def test_it_sends_one_and_ends_as_soon_as_it_is_back(team: Team) -> None:
+    """It publishes the end at once, also while something older waits for the next second."""
+    one, other = team.members
+
+    async def story() -> object:
+        second = second_copy(team)
+        one.fall_silent()
+        one.publish_again(second)
+        await asyncio.sleep(0.1)
+        one.come_back()
+        one.settle(await one.begin(first_of(team, second)))
+        await asyncio.sleep(0)
+        one.end()
+        await asyncio.sleep(1)
+        return await other.take(second)
+
+    assert team.play(story()) == Repeat(None)
+
+
 def test_a_renewed_request_that_is_there_twice(team: Team) -> None:
     """The second is not sent by another worker when the first was, and its sender is gone."""
     one, other = team.members
