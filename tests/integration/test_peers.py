@@ -170,6 +170,8 @@ async def test_a_newcomer_learns_the_state_of_the_others(amqp_url: str, queue: s
     """Each peer publishes its state when a worker joins, to that one alone."""
     async with team(queue, amqp_url, 1) as (first,):
         first.listener.facts_now = {"consumers": Consumers(count=3)}
+        # Otherwise the newcomer may hear it join, which says nothing of its state.
+        await first.until_up()
         newcomer = Colleague(queue)
         async with at_work(newcomer, amqp_url):
             await newcomer.until_hears(first)
