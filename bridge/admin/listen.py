@@ -42,7 +42,14 @@ async def listen(settings: Settings) -> AsyncIterator[AsyncIterator[dict[str, An
                 "configure, write and read queues amq.gen-*"
             ) from None
         async with queue.iterator(no_ack=True) as messages:
-            yield (_event(message) async for message in messages)
+            yield _events(messages)
+
+
+async def _events(
+    messages: AsyncIterator[AbstractIncomingMessage],
+) -> AsyncIterator[dict[str, Any]]:
+    async for message in messages:
+        yield _event(message)
     raise BrokerError("the broker ended the connection; run it again")
 
 

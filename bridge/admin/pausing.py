@@ -2,6 +2,9 @@
 
 import asyncio
 import contextlib
+import getpass
+import os
+import socket
 import time
 from typing import Final, NamedTuple
 
@@ -26,6 +29,7 @@ from bridge.topology.paused_queue import (
     ARGUMENTS,
     HiddenPauseError,
     Note,
+    checked_operator,
     is_paused,
     paused_queue,
     probe,
@@ -52,7 +56,7 @@ async def pause(settings: Settings, reason: str | None) -> Paused:
 
     `reason` is as `checked_reason` returns it. Raises BrokerError if the broker does not do it.
     """
-    queue, note = settings.worker.queue, Note(reason, time.time())
+    queue, note = settings.worker.queue, Note(reason, time.time(), this_operator())
     async with open_session(settings) as (connection, channel):
         try:
             before = await find_pause(connection, queue)
@@ -67,6 +71,16 @@ async def pause(settings: Settings, reason: str | None) -> Paused:
         # Another `pause` may have left its own first. A note that may not be read is there as well.
         kept = (await _read_note(connection, queue) or note) if is_left else None
         return Paused(kept, is_new=before is None)
+
+
+def this_operator() -> str | None:
+    """Return the user and the host of this command, if both are plain names."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        # A container's user may have no name.
+        user = f"uid-{os.getuid()}"
+    return checked_operator(f"{user}@{socket.gethostname()}")
 
 
 async def resume(settings: Settings) -> bool:
@@ -141,8 +155,9 @@ async def find_pause(
 
 def explain_paused(queue: str, paused: Paused) -> tuple[str, str]:
     """Explain a pause: since when it is on, the reason, and the remedy."""
-    text = f"an operator has paused every worker of {queue}"
     note = paused.note
+    who = "an operator" if note is None or note.by is None else note.by
+    text = f"{who} has paused every worker of {queue}"
     if note is not None:
         text += f" since {note.since_text}"
         text += f": {note.reason}" if note.reason is not None else ""

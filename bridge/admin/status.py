@@ -74,10 +74,11 @@ class QueueReport(BaseModel, frozen=True):
 
 
 class OperatorPauseReport(BaseModel, frozen=True):
-    """The pause of every worker; `reason` was given with `sms-bridge pause`."""
+    """The pause of every worker, with the reason and the operator of `sms-bridge pause`."""
 
     since: str | None
     reason: str | None
+    by: str | None = None
 
 
 class RatesReport(BaseModel, frozen=True):
@@ -542,7 +543,7 @@ def put_together(
         is_paused_by_operator=None if pause is None else pause.is_paused,
         paused_by_operator=None
         if note is None
-        else OperatorPauseReport(since=note.since_text, reason=note.reason),
+        else OperatorPauseReport(since=note.since_text, reason=note.reason, by=note.by),
         oldest_seconds=max(ages, default=None),
         rates=_sum_rates([one.rates for one in workers if one.rates is not None]),
         dead_letters=DeadLettersReport(

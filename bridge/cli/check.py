@@ -30,6 +30,7 @@ app = typer.Typer()
 @app.command(
     epilog=examples(
         "sms-bridge check --config config.yaml",
+        "sms-bridge check --changed",
         "sms-bridge check --role worker --online",
         "sms-bridge check --online --quiet",
         """sms-bridge check --render '{"to": "+491713920001", "from": "Acme", "text": "Hi"}'""",
@@ -59,6 +60,12 @@ def check(  # noqa: PLR0913  an option each
             help="With --render: judge this answer, a status and its body. May be repeated.",
         ),
     ] = None,
+    changed: Annotated[
+        bool,
+        typer.Option(
+            "--changed", help="Print only the settings that differ from the defaults and presets."
+        ),
+    ] = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", help="Print only faults: nothing if there are none.")
     ] = False,
@@ -90,9 +97,11 @@ def check(  # noqa: PLR0913  an option each
         _check_any(missing)
     findings = _examine(settings, missing, management_url, online=online)
     shown = [finding for finding in findings if not quiet or finding.result != "ok"]
-    is_for_findings = quiet or (online and not as_json)
+    configuration = None
+    if not (quiet or (online and not as_json)):
+        configuration = changed_settings(settings) if changed else settings.masked()
     show = _print_json if as_json else _print_text
-    show(None if is_for_findings else settings.masked(), missing, shown)
+    show(configuration, missing, shown)
     if any(finding.result == "fail" for finding in findings):
         raise typer.Exit(EXIT_FAILED)
 
@@ -103,6 +112,38 @@ def try_everything(settings: "Settings") -> bool:
     findings = _examine(settings, missing, None, online=True)
     _print_text(None, missing, findings)
     return all(finding.result != "fail" for finding in findings)
+
+
+def changed_settings(settings: "Settings") -> dict[str, Any]:
+    """Return the masked settings that differ from the defaults, and from those of their presets."""
+    from bridge.config import Settings
+
+    endpoints = [{"path": one.path, "preset": one.preset} for one in settings.webhook.endpoints]
+    chosen = {
+        "sms_api": {"preset": settings.sms_api.preset},
+        "webhook": {"preset": settings.webhook.preset, "endpoints": endpoints},
+    }
+    default = Settings.model_validate(chosen).model_dump()
+    api, webhook = default["sms_api"], default["webhook"]
+    for part in (api, webhook, *webhook["endpoints"]):
+        part["preset"] = "generic"
+    for part in webhook["endpoints"]:
+        part["path"] = None
+    changed: dict[str, Any] = _differing(settings.masked(), settings.model_dump(), default)
+    return changed
+
+
+def _differing(masked: Any, value: Any, default: Any) -> Any:  # noqa: ANN401  JSON
+    """Return the parts of `masked` whose unmasked values differ from the default."""
+    if isinstance(value, dict) and isinstance(default, dict):
+        return {
+            name: _differing(masked[name], member, default.get(name))
+            for name, member in value.items()
+            if member != default.get(name)
+        }
+    if isinstance(value, tuple) and value and isinstance(value[0], dict):
+        return list(map(_differing, masked, value, default))
+    return masked
 
 
 def _missing(settings: "Settings", role: RoleName | None) -> "dict[Role, str | None]":

@@ -74,8 +74,21 @@ async def _send(
         return sent.outcome
 
 
-@app.command(epilog=examples("sms-bridge listen", "sms-bridge listen | jq -r .body.data.text"))
-def listen(context: typer.Context, config: ConfigFile = None) -> None:
+@app.command(
+    epilog=examples(
+        "sms-bridge listen",
+        "sms-bridge listen --count 1",
+        "sms-bridge listen | jq -r .body.data.text",
+    )
+)
+def listen(
+    context: typer.Context,
+    *,
+    count: Annotated[
+        int | None, typer.Option("--count", help="End after this many events.", min=1)
+    ] = None,
+    config: ConfigFile = None,
+) -> None:
     """Print inbound events as they come, a line of JSON each, until Ctrl-C.
 
     A line on standard error says from when on all events are printed. Nothing is created that
@@ -84,13 +97,17 @@ def listen(context: typer.Context, config: ConfigFile = None) -> None:
     import asyncio
 
     settings = read_settings(context, config)
-    until_interrupted(lambda: asyncio.run(_listen(settings)))
+    until_interrupted(lambda: asyncio.run(_listen(settings, count)))
 
 
-async def _listen(settings: "Settings") -> None:
+async def _listen(settings: "Settings", count: int | None) -> None:
     from bridge.admin.listen import listen as subscribe
 
     async with subscribe(settings) as events:
         typer.echo(f"listening on the exchange {settings.webhook.exchange}", err=True)
+        printed = 0
         async for event in events:
             typer.echo(json.dumps(event))
+            printed += 1
+            if printed == count:
+                return

@@ -215,7 +215,8 @@ def _faults(status: "Status") -> Iterator[str]:
         note = status.paused_by_operator
         since = _since(None if note is None else note.since)
         why = "" if note is None or note.reason is None else f": {note.reason}"
-        yield f"PAUSED  every worker, by an operator{since}{why}; `sms-bridge resume` ends it"
+        who = "an operator" if note is None or note.by is None else note.by
+        yield f"PAUSED  every worker, by {who}{since}{why}; `sms-bridge resume` ends it"
     yield from _own_pauses(status)
     of_all = _how_many(len(status.workers))
     waits = [worker.retry_after_seconds for _, worker in status.workers]

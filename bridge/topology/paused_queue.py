@@ -58,13 +58,19 @@ _DATE: Final = re.compile(r"\b20\d\d-(0\d|1[0-2])-([0-2]\d|3[01])\b")
 # Seven digits with at most three signs or spaces between two of them. A colon does not match,
 # because it separates the digits of a time.
 _PHONE_NUMBER: Final = re.compile(r"\d(?:[^\w:]{0,3}\d){6}")
+# Without seven digits in a row; those of an address, as in `ip-10-0-12-34`, are separated.
+_OPERATOR: Final = re.compile(r"(?!.*[0-9]{7})[A-Za-z0-9_.-]{1,64}@[A-Za-z0-9_.-]{1,64}")
 
 
 class Note(NamedTuple):
-    """An operator's note on a pause: the reason, if any, and the start in unix seconds."""
+    """An operator's note on a pause: the reason, if any, and the start in unix seconds.
+
+    `by` is the operator's user and host, if they are known: `anna@admin-1`.
+    """
 
     reason: str | None
     since: float
+    by: str | None = None
 
     @property
     def since_text(self) -> str:
@@ -73,7 +79,8 @@ class Note(NamedTuple):
 
     def body(self) -> bytes:
         """Encode the note as a message body."""
-        return json.dumps({"reason": self.reason, "since": self.since_text}).encode()
+        content = {"reason": self.reason, "since": self.since_text, "by": self.by}
+        return json.dumps(content).encode()
 
 
 def paused_queue(queue: str) -> str:
@@ -102,6 +109,11 @@ def checked_reason(text: str) -> str:
     return reason
 
 
+def checked_operator(text: object) -> str | None:
+    """Return a user and a host as `user@host`; None if it is anything else, or may be a number."""
+    return text if isinstance(text, str) and _OPERATOR.fullmatch(text) else None
+
+
 def read_body(body: bytes) -> Note | None:
     """Parse a note; return None if it is invalid, or has a reason that `pause` would reject."""
     try:
@@ -110,7 +122,11 @@ def read_body(body: bytes) -> Note | None:
         reason = content["reason"]
         if since.year < _FIRST_YEAR:
             return None
-        return Note(None if reason is None else checked_reason(reason), since.timestamp())
+        return Note(
+            None if reason is None else checked_reason(reason),
+            since.timestamp(),
+            checked_operator(content.get("by")),
+        )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
@@ -141,10 +157,10 @@ async def is_paused(connection: Connection, queue: str) -> bool:
         return True  # It exists; another connection uses it exclusively.
     except ChannelAccessRefused:
         why = "the user has no permission on it"
-        raise HiddenPauseError(f"queue {name}: not known if it exists: {why}") from None
+        raise HiddenPauseError(f"queue {name}: it is not known whether it exists: {why}") from None
     except (ChannelClosed, TimeoutError) as error:
         why = type(error).__name__
-        raise BrokerError(f"queue {name}: not known if it exists: {why}") from None
+        raise BrokerError(f"queue {name}: it is not known whether it exists: {why}") from None
     return True
 
 

@@ -681,10 +681,13 @@ async def _hears(listener: Running) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.startswith("{")]
 
 
-async def _listen(launcher: Launcher, line: Line, http: httpx.AsyncClient) -> Running:
+async def _listen(
+    launcher: Launcher, line: Line, http: httpx.AsyncClient, *options: str
+) -> Running:
     """Start `listen` and have it hear an event."""
     # Bodies are what this command is for: its output is not searched for canaries.
-    listener = launcher.start("listen", settings={**line.settings, "log.level": "info"})
+    settings = {**line.settings, "log.level": "info"}
+    listener = launcher.start("listen", *options, settings=settings)
     launcher.started.remove(listener)
     canaries = launcher.canaries
 
@@ -792,6 +795,21 @@ async def test_listen_prints_events(
 
     assert (event["routing_key"], event["type"]) == ("message.received", "message.received")
     assert event["body"]["id"] == event["event_id"]
+
+
+async def test_listen_ends_after_a_count(
+    launcher: Launcher, line: Line, http: httpx.AsyncClient, amqp: Amqp
+) -> None:
+    """`listen --count 3` prints three events of many, and ends with 0."""
+    listener = await _listen(launcher, line, http, "--count", "3")
+    exchange = await amqp.channel.get_exchange(f"{line.queue}.events")
+    events = (aio_pika.Message(b'{"n": %d}' % n, type="a.b") for n in range(50))
+    await asyncio.gather(*(exchange.publish(event, "a.b") for event in events))
+    code = await listener.ended()
+
+    assert code == 0, listener.output
+    assert len(await _hears(listener)) == 3
+    assert len(listener.output.splitlines()) == 4
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["int", "term"])

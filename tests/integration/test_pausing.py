@@ -11,6 +11,7 @@ from subprocess import CompletedProcess
 import httpx
 import pytest
 
+from bridge.admin.pausing import this_operator
 from tests.integration.conftest import (
     Amqp,
     Canaries,
@@ -154,7 +155,8 @@ async def test_a_campaign_is_stopped(fleet: Fleet) -> None:
 async def _stop_and_replace_one(fleet: Fleet, workers: Sequence[Running]) -> Running:
     text = await fleet.told("pause", "--reason", REASON)
     paused_at = time.monotonic()
-    assert text.startswith(f"an operator has paused every worker of {fleet.queue} since ")
+    operator = this_operator()
+    assert text.startswith(f"{operator} has paused every worker of {fleet.queue} since ")
     assert text.endswith(f": {REASON}; `sms-bridge resume` ends it")
     await asyncio.sleep(2 - (time.monotonic() - paused_at))
     before = await fleet.posts()

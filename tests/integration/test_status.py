@@ -14,6 +14,7 @@ import anyio.to_thread
 import httpx
 import pytest
 
+from bridge.admin.pausing import this_operator
 from tests.integration.conftest import (
     PROGRAM,
     SIGNATURE,
@@ -157,7 +158,7 @@ async def test_the_form_of_the_json(scene: Scene) -> None:
     worker["worker"]["pauses"] = [dict.fromkeys(pause)]
     worker["worker"]["retried"] = worker["worker"]["dead"] = None
     webhook["webhook"]["events"] = found["dead_letters"]["by_reason"] = None
-    found["paused_by_operator"] = {"since": None, "reason": None}
+    found["paused_by_operator"] = {"since": None, "reason": None, "by": None}
     wanted = json.loads(documented)
     wanted["processes"][0]["worker"]["retried"] = wanted["processes"][0]["worker"]["dead"] = None
     wanted["processes"][1]["webhook"]["events"] = wanted["dead_letters"]["by_reason"] = None
@@ -180,7 +181,8 @@ async def test_pauses_are_told(scene: Scene) -> None:
     own, operators = found["processes"][0]["worker"]["pauses"]
     assert (own["reason"], own["status"]) == ("credentials_rejected", 401)
     assert operators["reason"] == "operator"
-    assert f"PAUSED  every worker, by an operator since {note['since']}" in screen
+    assert note["by"] == this_operator()
+    assert f"PAUSED  every worker, by {note['by']} since {note['since']}" in screen
     assert f"PAUSED  1 of 1 worker, credentials_rejected since {own['since']}" in screen
 
 
@@ -240,7 +242,7 @@ async def test_watching(scene: Scene, tmp_path: Path, number: signal.Signals) ->
             person.wait_for("ready")
             person.wait_for("ready")
             anyio.from_thread.run(lambda: run_program("pause", settings=scene.settings))
-            person.wait_for("PAUSED  every worker, by an operator")
+            person.wait_for(f"PAUSED  every worker, by {this_operator()}")
             anyio.from_thread.run(lambda: run_program("resume", settings=scene.settings))
             return person.insist(lambda: person.signal(number))
 

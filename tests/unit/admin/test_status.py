@@ -337,8 +337,10 @@ def test_a_receiver() -> None:
 
 # The status
 
-NOTE = Note("wrong text", 1_896_059_520.0)
-SHOWN_NOTE = OperatorPauseReport(since="2030-01-31T03:12:00Z", reason="wrong text")
+NOTE = Note("wrong text", 1_896_059_520.0, "anna@admin-1")
+SHOWN_NOTE = OperatorPauseReport(
+    since="2030-01-31T03:12:00Z", reason="wrong text", by="anna@admin-1"
+)
 SILENT = BrokerReport(fault="no connection", stores=None)
 ANSWERS = BrokerReport(fault=None, stores=True)
 RATES = RatesReport(sent_per_second=1.5, retried_per_second=0.1, dead_per_second=0.0)

@@ -144,13 +144,13 @@ def test_all_is_well() -> None:
 
 def test_an_operators_pause() -> None:
     ones = [worker(f"10.0.0.{last}:9090", paused("operator")) for last in (7, 8)]
-    note = OperatorPauseReport(since=ago(2300), reason="wrong text")
+    note = OperatorPauseReport(since=ago(2300), reason="wrong text", by="anna@admin-1")
     found = sentences(*ones, is_paused_by_operator=True, paused_by_operator=note)
     bare = sentences(*ones, is_paused_by_operator=True)
 
     since = f"since {note.since} (38m)"
     assert found == [
-        f"PAUSED  every worker, by an operator {since}: wrong text; `sms-bridge resume` ends it"
+        f"PAUSED  every worker, by anna@admin-1 {since}: wrong text; `sms-bridge resume` ends it"
     ]
     assert bare == ["PAUSED  every worker, by an operator; `sms-bridge resume` ends it"]
     assert "paused: operator" in screen(*ones)

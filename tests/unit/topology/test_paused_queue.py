@@ -57,3 +57,25 @@ def test_a_note_without_a_reason() -> None:
     note = Note(None, SINCE)
     assert read_body(note.body()) == note
     assert note.since_text == "2030-03-17T17:46:40Z"
+
+
+@pytest.mark.parametrize(
+    ("by", "kept"),
+    [
+        ("anna@admin-1", True),
+        ("uid-65532@ip-10-0-12-34.example.com", True),
+        ("491713920001@phone", False),
+        ("anna@host\x1b[31m", False),
+        ("anna", False),
+        (f"{'a' * 65}@host", False),
+    ],
+)
+def test_the_operator(by: str, *, kept: bool) -> None:
+    """The user and the host are read if they are plain names, and cannot be a phone number."""
+    assert read_body(Note("a", SINCE, by).body()) == Note("a", SINCE, by if kept else None)
+
+
+def test_a_note_of_an_earlier_release() -> None:
+    """It does not name the operator."""
+    body = b'{"reason": "a", "since": "2030-03-17T17:46:40Z"}'
+    assert read_body(body) == Note("a", SINCE)
