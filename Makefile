@@ -40,7 +40,7 @@ endif
 .DEFAULT_GOAL := help
 .PHONY: help env compiled broker rabbitmq-4 prometheus amqp-tools browser demo collect test test-failed test-fast test-compiled test-rabbitmq-4 \
     examples upgrade-check soak simulate forgeries mutants pictures nginx redpanda-connect go-contestants perf-test otel-collector \
-    bench bench-guard bench-profile chart chart-cluster chart-files provider-pages docs image release-image \
+    bench bench-guard bench-profile chart chart-cluster chart-files provider-pages reference-pages docs image release-image \
     lint-image image-proof check pre-commit format clean
 
 help:  ## list the targets
@@ -312,6 +312,9 @@ chart-files: $(DEV_STAMP)  ## write what is made of other files: the chart's doc
 
 provider-pages: $(DEV_STAMP)  ## write what docs/providers says of the presets' data
 	$(BIN)/python -m tests.providers.pages
+
+reference-pages: $(DEV_STAMP)  ## write the tables of metrics, log events, settings, commands and error codes in docs
+	$(BIN)/python -m tests.reference_pages
 
 docs: $(DEV_STAMP)  ## build the documents as a site, build/docs; a link to nowhere ends it
 	$(BIN)/python docs/site.py build/docs

@@ -1,4 +1,4 @@
-"""docs/reference.md against the code: each table has what there is, and nothing else."""
+"""The pages of reference against the code: each table has what there is, and nothing else."""
 
 import re
 from collections.abc import Iterable
@@ -21,6 +21,7 @@ from bridge.webhook.receipts import DeliveryState
 from bridge.worker import envelope
 from bridge.worker.fates import DeadReason, FinalOutcome
 from bridge.worker.request import SendRequest
+from tests.reference_pages import NOT_WRITTEN, pages
 
 PAGE = (Path(__file__).parent.parent / "docs" / "reference.md").read_text(encoding="utf-8")
 # A section's tables, each by what its first column is of.
@@ -37,6 +38,19 @@ SECTIONS = {
 
 def _names(model: type[BaseModel]) -> list[str]:
     return [field.alias or name for name, field in model.model_fields.items()]
+
+
+GENERATED = pages()
+
+
+@pytest.mark.parametrize("path", GENERATED, ids=lambda path: path.name)
+def test_a_generated_page_is_up_to_date(path: Path) -> None:
+    """Metrics, log events, settings, commands and error codes: `make reference-pages` writes them.
+
+    The meaning of a new log event is then to be written in its row.
+    """
+    assert path.read_text(encoding="utf-8") == GENERATED[path]
+    assert NOT_WRITTEN not in GENERATED[path]
 
 
 TRACE = {"traceparent", "tracestate"}

@@ -127,7 +127,7 @@ class BridgeMetrics(MetricSet):
         )
         self.publish_duration = self._histogram(
             "sms_bridge_amqp_publish_duration_seconds",
-            "From publishing to the confirm.",
+            "Time from publishing to the confirm.",
             FAST_SECONDS,
             ("exchange",),
             exchanges,
@@ -139,7 +139,8 @@ class BridgeMetrics(MetricSet):
             entities,
         )
         self.unconfirmed = self._gauge(
-            "sms_bridge_amqp_unconfirmed_messages", "Published and not confirmed yet."
+            "sms_bridge_amqp_unconfirmed_messages",
+            "Messages that were published and are not confirmed yet.",
         )
         self.memory_limit = self._gauge(
             "sms_bridge_memory_limit_bytes",

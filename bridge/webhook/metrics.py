@@ -65,7 +65,7 @@ class WebhookMetrics(MetricSet):
     def _http(self, routes: Sequence[str]) -> None:
         self.http_requests = self._counter(
             "sms_bridge_webhook_http_requests_total",
-            "Requests to the public port.",
+            "Requests to the public port, by answer.",
             ("route", "method", "code"),
             [(r, method, c) for r in routes for method in ("POST", "other") for c in WEBHOOK_CODES],
         )
@@ -77,7 +77,7 @@ class WebhookMetrics(MetricSet):
             routes,
         )
         self.http_in_flight = self._gauge(
-            "sms_bridge_webhook_http_requests_in_flight", "Requests not answered yet."
+            "sms_bridge_webhook_http_requests_in_flight", "Requests that are not answered yet."
         )
         self.evictions = self._counter(
             "sms_bridge_webhook_evictions_total",
@@ -87,7 +87,7 @@ class WebhookMetrics(MetricSet):
         )
         self.http_size = self._histogram(
             "sms_bridge_webhook_http_request_size_bytes",
-            "Size of complete bodies.",
+            "Size of request bodies that arrived completely.",
             SIZE_BYTES,
             ("route",),
             routes,
@@ -102,7 +102,7 @@ class WebhookMetrics(MetricSet):
         )
         self.event_lag = self._histogram(
             "sms_bridge_webhook_event_lag_seconds",
-            "From the signature's timestamp to the broker's confirm.",
+            "Time from the signature's timestamp to the broker's confirm.",
             AGE_SECONDS,
             ("event_type",),
             types,
@@ -115,7 +115,7 @@ class WebhookMetrics(MetricSet):
         )
         self.delivery_reports = self._counter(
             "sms_bridge_webhook_delivery_reports_total",
-            "Delivery receipts by delivery state; `unknown`: the status is in no setting.",
+            "Delivery receipts by delivery state; `unknown` if the status is not in the settings.",
             ("status",),
             (*get_args(DeliveryState), UNKNOWN_DELIVERY),
         )

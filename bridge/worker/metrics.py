@@ -66,13 +66,13 @@ class WorkerMetrics(MetricSet):
     def _flow(self, queue: str, queues: Sequence[str]) -> None:
         self.received = self._counter(
             "sms_bridge_worker_messages_received_total",
-            "Deliveries from the broker.",
+            "Deliveries received from the broker.",
             ("queue", "redelivered"),
             [(one, again) for one in queues for again in ("true", "false")],
         )
         self.processed = self._counter(
             "sms_bridge_worker_messages_processed_total",
-            "What became of each delivery.",
+            "Deliveries that ended, by outcome and reason.",
             ("queue", "outcome", "reason"),
             [(one, *pair) for one in queues for pair in PROCESSED],
         )
@@ -90,34 +90,34 @@ class WorkerMetrics(MetricSet):
         )
         self.concurrency_limit = self._gauge(
             "sms_bridge_worker_concurrency_limit",
-            "How many requests may be in flight at once; worker.concurrency: auto moves it.",
+            "How many requests may be in flight; worker.concurrency: auto changes it.",
             ("queue",),
             [queue],
         )
         self.processing_duration = self._histogram(
             "sms_bridge_worker_processing_duration_seconds",
-            "From delivery to ack.",
+            "Time from delivery to ack.",
             WORK_SECONDS,
             ("queue", "outcome"),
             [(one, outcome) for one in queues for outcome in get_args(DeliveryOutcome)],
         )
         self.wait_duration = self._histogram(
             "sms_bridge_worker_wait_duration_seconds",
-            "How long deliveries that had to wait did so in this worker, by cause.",
+            "Time that a delivery waited in this worker, by cause; only if it waited.",
             WAIT_SECONDS,
             ("queue", "cause"),
             [(one, cause) for one in queues for cause in get_args(WaitCause)],
         )
         self.queue_age = self._histogram(
             "sms_bridge_worker_queue_age_seconds",
-            "From publishing to the first delivery.",
+            "Time from publishing to the first delivery.",
             AGE_SECONDS,
             ("queue",),
             queues,
         )
         self.acceptance_latency = self._histogram(
             "sms_bridge_worker_acceptance_latency_seconds",
-            "From publishing to the API's acceptance.",
+            "Time from publishing to the API's acceptance.",
             AGE_SECONDS,
             ("queue",),
             queues,
@@ -155,19 +155,19 @@ class WorkerMetrics(MetricSet):
         )
         self.provider_responses = self._counter(
             "sms_bridge_worker_provider_responses_total",
-            "Answers, by status.",
+            "Answers of the SMS API, by HTTP status.",
             ("code",),
             [*map(str, sorted(PROVIDER_CODES)), "other"],
         )
         self.provider_errors = self._counter(
             "sms_bridge_worker_provider_errors_total",
-            "Answers with an error code of the service's own, by code.",
+            "Answers of the SMS API with an error code, by code.",
             ("code",),
             error_codes,
         )
         self.provider_pages = self._counter(
             "sms_bridge_worker_provider_pages_total",
-            "Web pages that count as sent because of their HTTP status.",
+            "Answers that are a web page and count as sent because of their HTTP status.",
         )
         self.provider_duration = self._histogram(
             "sms_bridge_worker_provider_request_duration_seconds",
@@ -198,7 +198,10 @@ class WorkerMetrics(MetricSet):
             get_args(PauseReason),
         )
         self.pauses = self._counter(
-            "sms_bridge_worker_pauses_total", "Pauses begun.", ("reason",), get_args(PauseReason)
+            "sms_bridge_worker_pauses_total",
+            "Pauses that began, by reason.",
+            ("reason",),
+            get_args(PauseReason),
         )
 
         self.outage_suspected = self._gauge(
@@ -233,7 +236,7 @@ class WorkerMetrics(MetricSet):
         )
         self.queue_consumers = self._gauge(
             "sms_bridge_worker_queue_consumers",
-            "Consumers of the queue, and cancelled ones with unacked messages of a quorum queue.",
+            "Consumers of a queue, and cancelled ones of a quorum queue with unacked messages.",
             ("queue",),
             [queue, *urgent],
         )
@@ -278,7 +281,7 @@ class WorkerMetrics(MetricSet):
 
     def _coordination(self) -> None:
         self.peers = self._gauge(
-            "sms_bridge_worker_peers", "Other workers of the queue that this worker hears."
+            "sms_bridge_worker_peers", "Other workers of the queue that this worker knows."
         )
         self.coordination_up = self._gauge(
             "sms_bridge_worker_coordination_up",

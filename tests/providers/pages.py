@@ -6,7 +6,7 @@ python -m tests.providers.pages
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -18,6 +18,8 @@ from bridge.webhook.event import name_event, read_body
 from bridge.webhook.receipts import Receipt, read_receipts
 from bridge.webhook.signatures.schemes import PRESETS as SCHEMES
 from bridge.webhook.signatures.verify import Verified
+from tests import markdown
+from tests.markdown import table
 
 PROJECT: Final = Path(__file__).parents[2]
 FOLDER: Final = PROJECT / "docs" / "providers"
@@ -209,20 +211,9 @@ def as_code(text: str | None) -> str:
     return f"`{text}`" if text else "-"
 
 
-def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    """Write a table in Markdown."""
-    lines = [head, ("---",) * len(head), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-
-
 def with_part(text: str, name: str, part: str) -> str:
     """Put what is made in its place in a page."""
-    begin, end = f"<!-- {name}: made by `make provider-pages` -->\n", f"\n<!-- {name}: end -->"
-    before, found, rest = text.partition(begin)
-    _, closed, after = rest.partition(end)
-    if not (found and closed):
-        raise ValueError(f"there is no place for {name}")
-    return f"{before}{begin}{part}{end}{after}"
+    return markdown.with_part(text, name, part, target="provider-pages")
 
 
 def pages(folder: Path) -> dict[Path, str]:

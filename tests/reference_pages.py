@@ -1,0 +1,513 @@
+"""Writes the reference tables of docs/ from the code, the presets, the alerts and the dashboards.
+
+python -m tests.reference_pages
+
+No text is written here: a metric's meaning is its help text, a setting's is its comment in
+config.example.yaml, a command's is its help, an error code's is in its preset. Only the meaning of
+a log event has no other home than its row in docs/log-events.md, which is kept.
+"""
+
+import ast
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import yaml
+from typer._click.core import Command, Context, Parameter
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from bridge.__main__ import app
+from bridge.config import Settings
+from bridge.config.presets import PRESETS, code_meanings, preset_settings
+from bridge.config.settings import known_keys
+from bridge.telemetry.metrics import BridgeMetrics, new_registry
+from bridge.webhook.metrics import WebhookMetrics
+from bridge.worker.metrics import WorkerMetrics
+from tests.markdown import table, with_part
+
+PROJECT: Final = Path(__file__).parents[1]
+DOCS: Final = PROJECT / "docs"
+CHART_FILES: Final = PROJECT / "helm" / "sms-bridge" / "files"
+EXAMPLE: Final = PROJECT / "config.example.yaml"
+NOT_WRITTEN: Final = "TODO"
+
+
+def code(words: Iterable[object]) -> str:
+    """Write each word as code."""
+    return " ".join(f"`{word}`" for word in words)
+
+
+# Metrics
+
+
+class Metric(NamedTuple):
+    """A metric of a role, with the label values that it has at the start."""
+
+    name: str
+    kind: str
+    text: str
+    labels: Mapping[str, list[str]]
+
+
+# Labels whose values come from the settings or from the environment.
+OPEN_LABELS: Final = {
+    "queue": "queues of the configuration",
+    "exchange": "exchanges of the configuration, and `default`",
+    "entity": "queues and exchanges of the configuration",
+    "route": "paths of the endpoints, the health path, `unmatched`",
+    "event_type": "`webhook.event_types`, `other`, `unknown`",
+    "version": "the version that runs",
+    "revision": "the commit of the image",
+    "component": "`worker`, `webhook` or `all`",
+}
+
+
+def metrics() -> dict[str, list[Metric]]:
+    """Return the metrics of both roles, of the worker and of the webhook receiver."""
+    registries = {name: new_registry() for name in ("both", "worker", "webhook")}
+    BridgeMetrics(
+        registries["both"],
+        component="worker",
+        version="1",
+        revision="1",
+        exchanges=["e"],
+        entities=["e"],
+    )
+    WorkerMetrics(registries["worker"], queue="q", urgent_queue="u", retry_queues=["r"], dead="d")
+    WebhookMetrics(
+        registries["webhook"],
+        paths=["/p"],
+        event_types=Settings().webhook.event_types,
+        queues=["q"],
+    )
+    return {
+        name: [_metric(one) for one in registry.collect() if one.name.startswith("sms_bridge_")]
+        for name, registry in registries.items()
+    }
+
+
+def _metric(family: Any) -> Metric:
+    labels: dict[str, list[str]] = {}
+    for sample in family.samples:
+        for label, value in sample.labels.items():
+            if label != "le" and value not in labels.setdefault(label, []):
+                labels[label].append(value)
+    name = f"{family.name}_total" if family.type == "counter" else family.name
+    return Metric(name, family.type, family.documentation, labels)
+
+
+def metrics_part(found: Iterable[Metric]) -> str:
+    """Make the table of the metrics of a role, and that of their label values."""
+    alerts, panels = alert_expressions(), panel_expressions()
+    rows = [
+        (
+            f"`{metric.name}`",
+            metric.kind,
+            code(metric.labels) or "-",
+            metric.text,
+            "<br>".join(
+                [
+                    *(
+                        f"[{name}](runbooks.md#{name.lower()})"
+                        for name in _using(metric.name, alerts)
+                    ),
+                    *_using(metric.name, panels),
+                ]
+            )
+            or "-",
+        )
+        for metric in found
+    ]
+    return table(("Metric", "Type", "Labels", "Meaning", "Used by"), rows)
+
+
+def labels_part(found: Iterable[Metric]) -> str:
+    """Make the table of the label values."""
+    values: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for metric in found:
+        for label, known in metric.labels.items():
+            values[label, OPEN_LABELS.get(label) or code(known)].append(metric.name)
+    return table(
+        ("Label", "Values", "Of"),
+        (
+            (
+                f"`{label}`",
+                shown,
+                code(sorted(names)) if label not in OPEN_LABELS else "every metric with this label",
+            )
+            for (label, shown), names in values.items()
+        ),
+    )
+
+
+def _using(metric: str, expressions: Mapping[str, str]) -> list[str]:
+    series = re.compile(rf"\b{metric}(?:_bucket|_sum|_count)?\b(?!:)")
+    return [name for name, expression in expressions.items() if series.search(expression)]
+
+
+def alert_expressions() -> dict[str, str]:
+    """Return the expression of each alert, with the expressions of the records that it reads."""
+    rules = [
+        rule
+        for name in ("alerts", "broker-alerts")
+        for group in yaml.safe_load((CHART_FILES / f"{name}.yaml").read_text(encoding="utf-8"))[
+            "groups"
+        ]
+        for rule in group["rules"]
+    ]
+    records = {rule["record"]: rule["expr"] for rule in rules if "record" in rule}
+    return {
+        rule["alert"]: _with_records(rule["expr"], records) for rule in rules if "alert" in rule
+    }
+
+
+def panel_expressions() -> dict[str, str]:
+    """Return the expressions of each panel, by the names of its dashboard and its own."""
+    rules = yaml.safe_load((CHART_FILES / "alerts.yaml").read_text(encoding="utf-8"))["groups"]
+    records = {
+        rule["record"]: rule["expr"]
+        for group in rules
+        for rule in group["rules"]
+        if "record" in rule
+    }
+    found = {}
+    for name in ("overview", "worker", "webhook"):
+        board = json.loads(
+            (CHART_FILES / "dashboards" / f"{name}.json").read_text(encoding="utf-8")
+        )
+        for panel in board["panels"]:
+            asked = " ".join(target.get("expr", "") for target in panel.get("targets", []))
+            found[f"{name.capitalize()}: {panel['title']}"] = _with_records(asked, records)
+    return found
+
+
+def _with_records(expression: str, records: Mapping[str, str]) -> str:
+    read = [text for name, text in records.items() if name in expression]
+    return " ".join([expression, *read])
+
+
+# Log events
+
+LEVELS: Final = ("debug", "info", "warning", "error", "critical")
+_METHODS: Final = {level: level for level in LEVELS} | {"exception": "error", "info_facts": "info"}
+
+
+class Event(NamedTuple):
+    """A log event of the bridge's own, with everything that some line of it may have."""
+
+    name: str
+    levels: list[str]
+    fields: list[str]
+
+
+def events() -> list[Event]:
+    """Return every event that a module of the bridge logs, by name, as the source has it."""
+    levels: dict[str, set[str]] = defaultdict(set)
+    fields: dict[str, dict[str, None]] = defaultdict(dict)
+    for path in sorted((PROJECT / "bridge").rglob("*.py")):
+        for name, level, facts in _logged(ast.parse(path.read_text(encoding="utf-8"))):
+            levels[name].add(level)
+            fields[name] |= dict.fromkeys(facts)
+    return [
+        Event(name, [level for level in LEVELS if level in levels[name]], list(fields[name]))
+        for name in sorted(levels)
+    ]
+
+
+def _logged(module: ast.Module) -> Iterator[tuple[str, str, list[str]]]:
+    calls = [node for node in ast.walk(module) if isinstance(node, ast.Call)]
+    for call in calls:
+        if not isinstance(call.func, ast.Attribute) or ast.unparse(call.func.value) != "log":
+            continue
+        level = _METHODS[call.func.attr]
+        facts = [one.arg for one in call.keywords if one.arg not in {None, "cause"}]
+        if call.func.attr == "exception":
+            facts += ["error", "at"]
+        if call.func.attr == "info_facts":
+            facts = list(_keys_of("facts", module))
+        if any(one.arg == "cause" and ast.unparse(one.value) != "None" for one in call.keywords):
+            facts += ["error", "at"]
+        for name in _constants(call.args[0], module):
+            yield name, level, [fact for fact in facts if fact]
+    for name, attribute in _counted(module):
+        for call in calls:
+            if ast.unparse(call.func) == f"self.{attribute}.info":
+                yield name, "info", [*(one.arg for one in call.keywords if one.arg), "count"]
+
+
+def _counted(module: ast.Module) -> Iterator[tuple[str, str]]:
+    """Yield the event of each CountedLog, and the attribute that holds it."""
+    for node in ast.walk(module):
+        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
+            continue
+        if ast.unparse(node.value.func) == "CountedLog" and isinstance(
+            node.targets[0], ast.Attribute
+        ):
+            yield from (
+                (name, node.targets[0].attr) for name in _constants(node.value.args[1], module)
+            )
+
+
+def _constants(node: ast.expr, module: ast.Module) -> Iterator[str]:
+    """Yield the texts that an expression may have."""
+    if isinstance(node, ast.Constant):
+        yield str(node.value)
+    elif isinstance(node, ast.IfExp):
+        yield from _constants(node.body, module)
+        yield from _constants(node.orelse, module)
+    elif isinstance(node, ast.Name):
+        for value in _assigned(node.id, module):
+            yield from _constants(value, module)
+    elif isinstance(node, ast.Dict):
+        for value in node.values:
+            yield from _constants(value, module)
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        # A lookup with a default.
+        yield from _constants(node.func.value, module)
+        yield from _constants(node.args[-1], module)
+    else:
+        raise TypeError(f"write the event as a text: {ast.unparse(node)}")
+
+
+def _assigned(name: str, module: ast.Module) -> Iterator[ast.expr]:
+    for node in ast.walk(module):
+        if isinstance(node, ast.Assign):
+            targets = node.targets
+        elif isinstance(node, ast.AnnAssign | ast.AugAssign) and node.value is not None:
+            targets = [node.target]
+        else:
+            continue
+        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+            assert node.value is not None
+            yield node.value
+
+
+def _keys_of(name: str, module: ast.Module) -> Iterator[str]:
+    for value in _assigned(name, module):
+        if isinstance(value, ast.Dict):
+            yield from (str(key.value) for key in value.keys if isinstance(key, ast.Constant))
+
+
+def events_parts(text: str) -> dict[str, str]:
+    """Make the tables of events, by the highest level; the last column of a row is kept."""
+    kept = {row[0].strip("`"): row[-1] for row in rows_of(text)}
+    tables = dict[str, list[tuple[str, ...]]](problems=[], normal=[], details=[])
+    for event in events():
+        part = {"debug": "details", "info": "normal"}.get(event.levels[-1], "problems")
+        meaning = kept.get(event.name, NOT_WRITTEN)
+        row = (f"`{event.name}`", ", ".join(event.levels), code(event.fields) or "-", meaning)
+        tables[part].append(row)
+    head = ("Event", "Level", "Fields", "Meaning")
+    return {name: table(head, rows) for name, rows in tables.items()}
+
+
+def rows_of(text: str) -> list[list[str]]:
+    """Return the cells of every row of every table whose first cell is code."""
+    lines = re.findall(r"^\| (`.*) \|$", text, re.MULTILINE)
+    return [[cell.replace("\\|", "|") for cell in re.split(r" (?<!\\)\| ", line)] for line in lines]
+
+
+# Settings
+
+
+def settings_part(section: str) -> str:
+    """Make the table of a section's settings."""
+    comments, defaults = comments_of(EXAMPLE.read_text(encoding="utf-8"))
+    schema = Settings.model_json_schema()
+    return table(
+        ("Setting", "Default", "Takes", "Meaning"),
+        (
+            (f"`{key}`", f"`{defaults[key]}`", allowed(key, schema), comments[key])
+            for key in known_keys()
+            if key.startswith(f"{section}.") and key in defaults
+        ),
+    )
+
+
+def comments_of(text: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the comment above each key of the example, and the value of each that is no section.
+
+    A comment ends at an example of several lines.
+    """
+    comments: dict[str, str] = {}
+    values: dict[str, str] = {}
+    above: list[tuple[int, str]] = []
+    lines: list[str] = []
+    for line in text.splitlines():
+        if found := re.fullmatch(r"( *)# ?(.*)", line):
+            lines.append(found[2])
+        elif found := re.fullmatch(r"( *)(\w+):(?: (.*))?", line):
+            above = [one for one in above if one[0] < len(found[1])] + [(len(found[1]), found[2])]
+            path = ".".join(name for _, name in above)
+            words = " ".join(one for one in lines if not one.startswith("  "))
+            comments[path] = re.sub(r" For example:$", "", words)
+            if found[3]:
+                values[path] = found[3]
+            lines = []
+        else:
+            lines = []
+    return comments, values
+
+
+def allowed(key: str, schema: Mapping[str, Any]) -> str:
+    """Say what a setting takes: kind, words, bounds."""
+    node: Mapping[str, Any] = schema
+    for name in key.split("."):
+        node = _resolved(node, schema)["properties"][name]
+    options = [_resolved(one, schema) for one in node.get("anyOf", [node])]
+    return " or ".join(dict.fromkeys(filter(None, (_kind(one) for one in options))))
+
+
+def _resolved(node: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    reference = node.get("$ref")
+    return schema["$defs"][reference.rpartition("/")[2]] if reference else node
+
+
+def _kind(node: Mapping[str, Any]) -> str:
+    if words := node.get("enum") or ([node["const"]] if "const" in node else None):
+        return code(words)
+    match node.get("type"):
+        case "null":
+            return "null"
+        case "boolean":
+            return "true or false"
+        case "array":
+            most = f" of at most {node['maxItems']}" if "maxItems" in node else ""
+            return f"list{most}"
+        case "object":
+            most = f" of at most {node['maxProperties']}" if "maxProperties" in node else ""
+            return f"map{most}"
+        case "integer" | "number" as kind:
+            return _number(kind, node)
+        case _:
+            return "text"
+
+
+def _number(kind: str, node: Mapping[str, Any]) -> str:
+    least, most, above = (node.get(name) for name in ("minimum", "maximum", "exclusiveMinimum"))
+    if least is not None and most is not None:
+        return f"{least:g} to {most:g}"
+    if above is not None:
+        return f"more than {above:g}"
+    return f"{least:g} or more" if least is not None else kind
+
+
+# Commands
+
+PROGRAM: Final = get_command(app)
+NAME: Final = "sms-bridge"
+
+
+def commands(command: Command = PROGRAM, name: str = NAME) -> Iterator[tuple[str, Command]]:
+    """Yield every command and group below the program by its full name, in the help's order."""
+    if isinstance(command, TyperGroup):
+        for below, one in command.commands.items():
+            yield f"{name} {below}", one
+            yield from commands(one, f"{name} {below}")
+
+
+def commands_parts() -> dict[str, str]:
+    """Make the table of all commands, and a section for each with its help."""
+    found = list(commands())
+    index = table(
+        ("Command", "What it does"),
+        ((f"[`{name}`](#{name.replace(' ', '-')})", _first_sentence(one)) for name, one in found),
+    )
+    return {"index": index, "help": "\n\n".join(_command_part(*one) for one in found)}
+
+
+def _first_sentence(command: Command) -> str:
+    return re.split(r"(?<=\.)\s", command.help or "")[0]
+
+
+def _command_part(name: str, command: Command) -> str:
+    parts = [f"### {name}", *_paragraphs(command.help)]
+    context = Context(command, info_name=name)
+    rows = [
+        _option_row(option, context) for option in command.params if "--help" not in option.opts
+    ]
+    if rows and not isinstance(command, TyperGroup):
+        parts.append(table(("Option", "Meaning"), rows))
+    if command.epilog:
+        parts += _epilog_parts(command.epilog)
+    return "\n\n".join(parts)
+
+
+def _paragraphs(text: str | None) -> list[str]:
+    return [" ".join(one.split()) for one in re.split(r"\n\s*\n", text or "") if one.strip()]
+
+
+def _option_row(option: Parameter, context: Context) -> tuple[str, ...]:
+    names, text = option.get_help_record(context) or ("", "")
+    return f"`{names}`", " ".join(text.split())
+
+
+def _epilog_parts(epilog: str) -> list[str]:
+    """Return the prose of an epilog, and its examples as a block."""
+    prose, _, examples = epilog.partition("Examples:")
+    parts = _paragraphs(prose.replace("\b", ""))
+    if examples:
+        lines = "\n".join(line.strip() for line in examples.replace("\b", "").splitlines())
+        parts.append(f"```text\n{lines.strip()}\n```")
+    return parts
+
+
+# Error codes
+
+
+def error_codes_part() -> str:
+    """Make a table of error codes for each service whose preset knows some."""
+    parts = []
+    for preset in PRESETS:
+        fates, meanings = preset_settings(preset)["response"]["errors"], code_meanings(preset)
+        known = sorted({*fates, *meanings}, key=lambda one: (not one.isdecimal(), len(one), one))
+        if known:
+            rows = (
+                (
+                    f"`{one}`",
+                    meanings.get(one, "-"),
+                    code([fates[one]]) if one in fates else "by its status",
+                )
+                for one in known
+            )
+            title = (
+                (DOCS / "providers" / f"{preset}.md").read_text(encoding="utf-8").partition("\n")[0]
+            )
+            link = f"[How to set it up](providers/{preset}.md), `sms_api.preset: {preset}`"
+            parts.append(
+                f"#{title}\n\n{link}\n\n{table(('Code', 'The service says', 'Fate'), rows)}"
+            )
+    return "\n\n".join(parts)
+
+
+# Pages
+
+
+def pages() -> dict[Path, str]:
+    """Make every page of reference anew, by path; prose outside the marks is kept."""
+    found = metrics()
+    parts = {
+        "metrics": {
+            **{role: metrics_part(ones) for role, ones in found.items()},
+            "labels": labels_part(one for ones in found.values() for one in ones),
+        },
+        "log-events": events_parts((DOCS / "log-events.md").read_text(encoding="utf-8")),
+        "commands": commands_parts(),
+        "error-codes": {"codes": error_codes_part()},
+    }
+    made = {}
+    for page, own in parts.items():
+        text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+        for name, part in own.items():
+            text = with_part(text, name, part, target="reference-pages")
+        made[DOCS / f"{page}.md"] = text
+    return made
+
+
+if __name__ == "__main__":
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")
