@@ -1,67 +1,108 @@
-"""Append each text message that comes in to a file, with pika.
+"""Append each text message and opt-out that comes in to a file, with pika.
 
 python subscribe.py FILE
 
-AMQP_URL names the broker. Runs until it is ended; what was not acked by then comes again.
+AMQP_URL names the broker. Runs until it is ended; an event that was not acked comes again.
 """
 
-import base64
 import json
 import os
 import sys
+import time
+from functools import partial
 from pathlib import Path
-from urllib.parse import parse_qsl
+from typing import Any
 
 import pika
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.spec import Basic, BasicProperties
 
 URL = os.environ.get("AMQP_URL", "amqp://guest:guest@localhost:5672/")
-# A queue of your team's own: what is bound to the exchange gets a copy of each event.
+# Your team's own queue: each queue that is bound to the exchange gets a copy of each event.
 QUEUE = "my-team.sms"
+DEAD_LETTERS = "my-team.sms.dead"
+ARGUMENTS = {
+    "x-queue-type": "quorum",
+    # An event that fails again and again becomes a dead letter.
+    "x-delivery-limit": 5,
+    "x-dead-letter-exchange": "",
+    "x-dead-letter-routing-key": DEAD_LETTERS,
+    # A dead letter leaves this queue only when it is stored in the other.
+    "x-dead-letter-strategy": "at-least-once",
+    "x-overflow": "reject-publish",
+}
+REMEMBERED = 10_000
+PAUSE_SECONDS = 1
 
 
-def read(content_type: str | None, body: bytes) -> object:
-    """Read an event: JSON, or the form that some services send. Raises ValueError."""
-    kind = (content_type or "").partition(";")[0].strip().lower()
-    if kind == "application/x-www-form-urlencoded":
-        return dict(parse_qsl(body.decode(), keep_blank_values=True))
-    return json.loads(body)
-
-
-def handle(file: Path, properties: BasicProperties, body: bytes) -> None:
-    """Do what is to be done with an event; whatever this raises, the event is not lost."""
-    # The same event can come twice. The service's id of it tells, where the service gives one.
-    event_id = (properties.headers or {}).get("sms-bridge-event-id")
-    record = {"id": event_id, "type": properties.type}
+def read(body: bytes) -> dict[str, Any] | None:
+    """Read an event; None if it has another form."""
     try:
-        record["event"] = read(properties.content_type, body)
+        match json.loads(body):
+            case {"type": str(), "data": {"from": str()}} as event:
+                return event
     except (ValueError, RecursionError):
-        # Nobody can read it, now or later: it is kept as it came, and does not stop the rest.
-        record["body"] = base64.b64encode(body).decode()
+        pass
+    return None
+
+
+def handle(file: Path, event_id: str | None, event: dict[str, Any]) -> None:
+    """Put your code here. If it raises, the event is tried again."""
+    number = event["data"]["from"]
+    record = {"id": event_id, "type": event["type"], "from": number}
+    if event["type"] == "opt_out":
+        pass  # The service has blocked this number: send it nothing more.
+    else:
+        record["text"] = event["data"].get("text", "")
     with file.open("a", encoding="utf-8") as records:
         records.write(json.dumps(record) + "\n")
+
+
+def process(
+    file: Path,
+    handled: dict[str | None, None],
+    channel: BlockingChannel,
+    method: Basic.Deliver,
+    properties: BasicProperties,
+    body: bytes,
+) -> None:
+    """Ack an event once it is handled; a failed one is rejected, never dropped."""
+    event = read(body)
+    if event is None:
+        # No further try would read it.
+        print(f"an event cannot be read: see {DEAD_LETTERS}", file=sys.stderr)
+        channel.basic_reject(method.delivery_tag, requeue=False)
+        return
+    # The same event can come twice; the header tells, if the service gives its events ids.
+    event_id = (properties.headers or {}).get("sms-bridge-event-id")
+    if event_id not in handled:
+        try:
+            handle(file, event_id, event)
+        except Exception as error:
+            print(f"an event was not handled, and is tried again: {error}", file=sys.stderr)
+            # A short fault must not use up the tries. RabbitMQ 4.3 counts no nack as a try.
+            time.sleep(PAUSE_SECONDS)
+            channel.basic_reject(method.delivery_tag, requeue=True)
+            return
+    if event_id is not None:
+        handled[event_id] = None
+        if len(handled) > REMEMBERED:
+            del handled[next(iter(handled))]
+    channel.basic_ack(method.delivery_tag)
 
 
 def main(path: str) -> None:
     """Subscribe."""
     connection = pika.BlockingConnection(pika.URLParameters(URL))
     channel = connection.channel()
-    channel.queue_declare(QUEUE, durable=True, arguments={"x-queue-type": "quorum"})
-    channel.queue_bind(QUEUE, "sms.inbound", "message.received")
+    channel.queue_declare(DEAD_LETTERS, durable=True, arguments={"x-queue-type": "quorum"})
+    channel.queue_declare(QUEUE, durable=True, arguments=ARGUMENTS)
+    for event_type in ("message.received", "opt_out"):
+        channel.queue_bind(QUEUE, "sms.inbound", event_type)
     # Without a bound the broker sends the whole queue at once.
     channel.basic_qos(prefetch_count=20)
-
-    def on_message(
-        channel: BlockingChannel,
-        method: Basic.Deliver,
-        properties: BasicProperties,
-        body: bytes,
-    ) -> None:
-        handle(Path(path), properties, body)
-        channel.basic_ack(method.delivery_tag)
-
-    channel.basic_consume(QUEUE, on_message)
+    handled: dict[str | None, None] = {}
+    channel.basic_consume(QUEUE, partial(process, Path(path), handled))
     channel.start_consuming()
 
 

@@ -5,7 +5,6 @@ take long to fetch: `make examples` sets SMS_BRIDGE_TEST_EXAMPLES, and has them 
 """
 
 import asyncio
-import base64
 import json
 import os
 import shutil
@@ -14,11 +13,12 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
+from urllib.parse import urlencode
 
+import aio_pika
 import anyio
 import httpx
 import pytest
@@ -44,6 +44,16 @@ IS_EVERY_LANGUAGE = "SMS_BRIDGE_TEST_EXAMPLES" in os.environ
 PHP_CLIENT = Path("/usr/share/php/PhpAmqpLib/autoload.php")
 BUILD_SECONDS = 300.0
 TEAM_QUEUE = "my-team.sms"
+DEAD_LETTERS = "my-team.sms.dead"
+DELIVERY_LIMIT = 5
+QUORUM: dict[str, Any] = {"x-queue-type": "quorum"}
+ARGUMENTS = QUORUM | {
+    "x-delivery-limit": DELIVERY_LIMIT,
+    "x-dead-letter-exchange": "",
+    "x-dead-letter-routing-key": DEAD_LETTERS,
+    "x-dead-letter-strategy": "at-least-once",
+    "x-overflow": "reject-publish",
+}
 # What a body, a shell or a command line could break.
 AWKWARD = " \"Grüße\" $HOME \\ 👋\n'two'"
 
@@ -303,15 +313,37 @@ class Subscriber:
     child: Child
     amqp: Amqp
     broker: Broker
+    file: Path
 
-    async def until_acked(self) -> None:
+    async def until_settled(self) -> None:
+        """Return when nothing is in the queue, ready or unacked."""
+
         async def is_so() -> bool:
             # Asked of the channels themselves: what queues tell of this is some seconds old.
             command = ("list_channels", "--no-table-headers", "messages_unacknowledged")
             rows = await asyncio.to_thread(self.broker.ctl, *command)
-            return set(rows.split()) == {"0"}
+            return set(rows.split()) == {"0"} and await self.amqp.count(TEAM_QUEUE) == 0
 
         await eventually(is_so, what="no message unacked")
+
+    async def until_written(self, count: int) -> list[dict[str, Any]]:
+        """Return the lines of the file, once there are as many."""
+
+        async def are_written() -> list[dict[str, Any]] | None:
+            lines = self.file.read_text("utf-8").splitlines() if self.file.exists() else []
+            return [json.loads(line) for line in lines] if len(lines) >= count else None
+
+        return await eventually(are_written, what=f"{count} lines")
+
+    def failures(self) -> int:
+        """Count the times that the handling of an event failed."""
+        return self.child.log.read_text("utf-8").count("not handled")
+
+    async def until_failed(self, count: int) -> None:
+        async def is_so() -> bool:
+            return self.failures() >= count
+
+        await eventually(is_so, what=f"{count} failures")
 
 
 Subscribe = Callable[[Path], Awaitable[Subscriber]]
@@ -336,102 +368,173 @@ async def subscribe(
 
             async def consumes() -> bool:
                 assert child.exit_code is None, child.tail()
-                # A queue that is there with other arguments would be refused.
-                quorum: dict[str, Any] = {"x-queue-type": "quorum"}
-                found = await amqp.channel.declare_queue(TEAM_QUEUE, durable=True, arguments=quorum)
+                # Queues that are there with other arguments would be refused.
+                await amqp.channel.declare_queue(DEAD_LETTERS, durable=True, arguments=QUORUM)
+                found = await amqp.channel.declare_queue(
+                    TEAM_QUEUE, durable=True, arguments=ARGUMENTS
+                )
                 return bool(found.declaration_result.consumer_count)
 
             await eventually(consumes, what="a consumer")
-            return Subscriber(child, amqp, managed_broker)
+            return Subscriber(child, amqp, managed_broker, file)
 
         yield start
         for child in children:
             child.end(grace_seconds=10)
-        await amqp.delete([TEAM_QUEUE])
+        await amqp.delete([TEAM_QUEUE, DEAD_LETTERS])
 
 
 async def _text_back(
     bridge: Running, http: httpx.AsyncClient, canaries: Canaries, **members: str
-) -> dict[str, Any]:
+) -> dict[str, str]:
     """Have the service call the webhook for a text that came in."""
     data = {"from": canaries.number(), "text": canaries.text() + AWKWARD}
-    event = {"type": "message.received", "data": data, **members}
-    body = json.dumps(event, indent=1).encode()
+    body = json.dumps({"type": "message.received", "data": data, **members}, indent=1).encode()
     headers = {SIGNATURE: canaries.sign(body)}
     answer = await http.post(bridge.webhook_url, content=body, headers=headers)
     assert answer.status_code == 200
-    return event
+    return data
 
 
 async def test_events_are_handled_and_acked(
-    built: tuple[Language, Path],
     subscribe: Subscribe,
     bridge: Running,
     http: httpx.AsyncClient,
     canaries: Canaries,
     tmp_path: Path,
 ) -> None:
-    file = tmp_path / "events"
-    subscriber = await subscribe(file)
+    subscriber = await subscribe(tmp_path / "events")
     first = await _text_back(bridge, http, canaries, id="evt-1")
     second = await _text_back(bridge, http, canaries)
 
-    async def are_written() -> list[str] | None:
-        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-        return lines if len(lines) == 2 else None
+    written = await subscriber.until_written(2)
+    await subscriber.until_settled()
 
-    written = [json.loads(line) for line in await eventually(are_written, what="two lines")]
-    await subscriber.until_acked()
-
-    assert [line["event"] for line in written] == [first, second]
-    if built[0].hands_over_headers:
-        assert [line["type"] for line in written] == ["message.received"] * 2
-        assert [line["id"] for line in written] == ["evt-1", None]
+    assert written == [
+        {"id": "evt-1", "type": "message.received", **first},
+        {"id": None, "type": "message.received", **second},
+    ]
 
 
-FORM = "application/x-www-form-urlencoded; charset=UTF-8"
-POISON = (b"no JSON", b"", b'{"text": "\xff"}', b"[" * 100_000)
+def _event(canaries: Canaries, event_id: str, event_type: str, **data: str) -> dict[str, Any]:
+    """Make up an event of the form that all services' presets have."""
+    data = {"from": canaries.number(), "to": "+12025550100", "provider_id": event_id} | data
+    raw = {
+        "body": urlencode({"From": data["from"], "Body": data.get("text", "")}),
+        "content_type": "application/x-www-form-urlencoded; charset=UTF-8",
+        "encoding": "utf-8",
+    }
+    return {
+        "type": event_type,
+        "id": event_id,
+        "provider": "twilio",
+        "received_at": "2026-11-26T12:00:00Z",
+        "data": data,
+        "raw": raw,
+    }
 
 
-async def test_forms_are_read_and_poison_stops_nothing(
-    built: tuple[Language, Path], subscribe: Subscribe, tmp_path: Path
+async def _publish(amqp: Amqp, event: dict[str, Any]) -> None:
+    message = aio_pika.Message(
+        json.dumps(event).encode(),
+        content_type="application/json",
+        delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
+        type=event["type"],
+        headers={"sms-bridge-event-id": event["id"]},
+    )
+    exchange = await amqp.channel.get_exchange("sms.inbound", ensure=False)
+    await exchange.publish(message, event["type"])
+
+
+async def test_a_repeat_is_handled_once_and_an_opt_out_on_its_own(
+    subscribe: Subscribe, canaries: Canaries, tmp_path: Path
 ) -> None:
-    file = tmp_path / "events"
-    subscriber = await subscribe(file)
-    publish = partial(subscriber.amqp.publish, TEAM_QUEUE)
-    for body in POISON:
-        await publish(body, content_type="application/json")
-    await publish(b"From=%2B12025550101&Body=Gr%C3%BC%C3%9Fe+%26+more&Media=", content_type=FORM)
-    await publish(b'{"type": "last"}', content_type="application/json")
+    subscriber = await subscribe(tmp_path / "events")
+    text = _event(canaries, "SM-1", "message.received", text=canaries.text() + AWKWARD)
+    image = _event(canaries, "SM-2", "message.received")
+    stop = _event(canaries, "SM-3:opt_out", "opt_out", keyword="STOP")
+    for event in (text, text, image, stop, text, stop, text | {"id": "SM-4"}):
+        await _publish(subscriber.amqp, event)
 
-    async def are_written() -> list[str] | None:
-        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-        return lines if len(lines) == len(POISON) + 2 else None
+    written = await subscriber.until_written(4)
+    await subscriber.until_settled()
+    sender = text["data"]["from"]
 
-    lines = await eventually(are_written, what="a line for each event")
-    *poison, form, last = (json.loads(line) for line in lines)
-    await subscriber.until_acked()
-
-    assert last["event"] == {"type": "last"}
-    if built[0].hands_over_headers:
-        assert form["event"] == {"From": "+12025550101", "Body": "Grüße & more", "Media": ""}
-        assert base64.b64decode(poison[0]["body"]) == POISON[0]
-    else:
-        assert form["body"].startswith("From=%2B12025550101")
-        assert poison[0]["body"] == POISON[0].decode()
+    assert written == [
+        {"id": "SM-1", "type": text["type"], "from": sender, "text": text["data"]["text"]},
+        {"id": "SM-2", "type": text["type"], "from": image["data"]["from"], "text": ""},
+        {"id": "SM-3:opt_out", "type": "opt_out", "from": stop["data"]["from"]},
+        {"id": "SM-4", "type": text["type"], "from": sender, "text": text["data"]["text"]},
+    ]
 
 
-async def test_an_event_that_cannot_be_handled_stays(
-    subscribe: Subscribe, bridge: Running, http: httpx.AsyncClient, canaries: Canaries
+POISON = (
+    b"no JSON",
+    b"",
+    b"From=%2B12025550101&Body=Hi",
+    b"[" * 100_000,
+    b"[]",
+    b"null",
+    b'{"type": "message.received"}',
+    b'{"type": "message.received", "data": {"text": "Hi"}}',
+    b'{"type": "message.received", "data": []}',
+)
+NO_UTF8 = b'{"type": "message.received", "data": {"from": "+12025550101", "text": "\xff"}}'
+
+
+async def test_what_cannot_be_read_becomes_a_dead_letter(
+    built: tuple[Language, Path], subscribe: Subscribe, canaries: Canaries, tmp_path: Path
 ) -> None:
-    """When the handling fails, here on a full disk, the program ends and the event is kept."""
+    """The program goes on, and the events around are handled."""
+    subscriber = await subscribe(tmp_path / "events")
+    # The shell's sees no difference between these and an event that fails: each takes seconds.
+    poison = POISON[:2] if not built[0].hands_over_headers else (*POISON, NO_UTF8)
+    events = [_event(canaries, f"SM-{n}", "message.received") for n in range(len(poison))]
+    for body, event in zip(poison, events, strict=True):
+        await subscriber.amqp.publish(TEAM_QUEUE, body, content_type="application/json")
+        await _publish(subscriber.amqp, event)
+
+    written = await subscriber.until_written(len(events))
+    await subscriber.amqp.until_count(DEAD_LETTERS, len(poison))
+    await subscriber.until_settled()
+    dead = await subscriber.amqp.take_all(DEAD_LETTERS)
+
+    assert sorted(letter.body for letter in dead) == sorted(poison)
+    assert {line["id"] for line in written} == {event["id"] for event in events}
+    assert subscriber.child.exit_code is None
+
+
+async def test_an_event_that_fails_is_tried_again(
+    subscribe: Subscribe, canaries: Canaries, tmp_path: Path
+) -> None:
+    """Its handling fails until there is a folder for the file; the repeat comes after it."""
+    subscriber = await subscribe(tmp_path / "later" / "events")
+    event = _event(canaries, "SM-1", "message.received", text=canaries.text())
+    await _publish(subscriber.amqp, event)
+    await subscriber.until_failed(2)
+    (tmp_path / "later").mkdir()
+
+    (written,) = await subscriber.until_written(1)
+    await _publish(subscriber.amqp, event)
+    await subscriber.until_settled()
+
+    assert written["id"] == "SM-1"
+    assert len(await subscriber.until_written(1)) == 1
+    assert await subscriber.amqp.count(DEAD_LETTERS) == 0
+
+
+async def test_an_event_that_fails_again_and_again_becomes_a_dead_letter(
+    subscribe: Subscribe, canaries: Canaries
+) -> None:
+    """On a full disk, events are tried a few times; the program goes on, and none is lost."""
     subscriber = await subscribe(Path("/dev/full"))
-    await _text_back(bridge, http, canaries)
+    event = _event(canaries, "SM-1", "message.received", text=canaries.text())
+    await _publish(subscriber.amqp, event)
+    await subscriber.amqp.until_count(DEAD_LETTERS, 1)
+    await subscriber.until_settled()
+    (dead,) = await subscriber.amqp.take_all(DEAD_LETTERS)
 
-    async def has_ended() -> bool:
-        return subscriber.child.exit_code is not None
-
-    await eventually(has_ended, what="the end of the subscriber")
-    await subscriber.amqp.until_count(TEAM_QUEUE, 1)
-
-    assert subscriber.child.exit_code
+    assert json.loads(dead.body) == event
+    assert dead.headers["sms-bridge-event-id"] == "SM-1"
+    assert subscriber.failures() == DELIVERY_LIMIT + 1
+    assert subscriber.child.exit_code is None

@@ -1,8 +1,8 @@
-// Command subscribe appends each text message that comes in to a file.
+// Command subscribe appends each text message and opt-out that comes in to a file.
 //
 //	subscribe FILE
 //
-// AMQP_URL names the broker. It runs until it is ended; what was not acked by then comes again.
+// AMQP_URL names the broker. It runs until it is ended; an event that was not acked comes again.
 package main
 
 import (
@@ -10,51 +10,63 @@ import (
 	"encoding/json"
 	"errors"
 	"log"
-	"net/url"
 	"os"
-	"strings"
+	"time"
 	"unicode/utf8"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 )
 
-// A queue of your team's own: what is bound to the exchange gets a copy of each event.
-const queue = "my-team.sms"
+const (
+	// Your team's own queue: each queue that is bound to the exchange gets a copy of each event.
+	queue       = "my-team.sms"
+	deadLetters = "my-team.sms.dead"
+	remembered  = 10_000
+	pause       = time.Second
+)
 
-// read returns an event's members: JSON, or the form that some services send; nil where it is
-// neither.
-func read(delivery amqp.Delivery) any {
-	kind, _, _ := strings.Cut(delivery.ContentType, ";")
-	if strings.EqualFold(strings.TrimSpace(kind), "application/x-www-form-urlencoded") {
-		form, err := url.ParseQuery(string(delivery.Body))
-		if err != nil {
-			return nil
-		}
-		event := map[string]string{}
-		for name := range form {
-			event[name] = form.Get(name)
-		}
-		return event
-	}
-	if !utf8.Valid(delivery.Body) || !json.Valid(delivery.Body) {
-		return nil
-	}
-	return json.RawMessage(delivery.Body)
+var arguments = amqp.Table{
+	"x-queue-type": "quorum",
+	// An event that fails again and again becomes a dead letter.
+	"x-delivery-limit":          5,
+	"x-dead-letter-exchange":    "",
+	"x-dead-letter-routing-key": deadLetters,
+	// A dead letter leaves this queue only when it is stored in the other.
+	"x-dead-letter-strategy": "at-least-once",
+	"x-overflow":             "reject-publish",
 }
 
-// handle does what is to be done with an event; when it fails, the event is not lost.
-func handle(path string, delivery amqp.Delivery) error {
-	record := map[string]any{
-		// The same event can come twice. The service's id of it tells, where the service gives one.
-		"id":   delivery.Headers["sms-bridge-event-id"],
-		"type": delivery.Type,
+// An event, as far as this program uses it.
+type event struct {
+	Type string `json:"type"`
+	Data struct {
+		From string `json:"from"`
+		Text string `json:"text"`
+	} `json:"data"`
+}
+
+// read reads an event; it fails if the body has another form.
+func read(body []byte) (event, error) {
+	var read event
+	if !utf8.Valid(body) {
+		return read, errors.New("not UTF-8")
 	}
-	if event := read(delivery); event != nil {
-		record["event"] = event
+	if err := json.Unmarshal(body, &read); err != nil {
+		return read, err
+	}
+	if read.Type == "" || read.Data.From == "" {
+		return read, errors.New("not an event")
+	}
+	return read, nil
+}
+
+// handle is the place for your code. If it fails, the event is tried again.
+func handle(path string, id any, event event) error {
+	record := map[string]any{"id": id, "type": event.Type, "from": event.Data.From}
+	if event.Type == "opt_out" {
+		// The service has blocked this number: send it nothing more.
 	} else {
-		// Nobody can read it, now or later: it is kept as it came, in base64, and does not stop
-		// the rest.
-		record["body"] = delivery.Body
+		record["text"] = event.Data.Text
 	}
 	line, err := json.Marshal(record)
 	if err != nil {
@@ -68,6 +80,46 @@ func handle(path string, delivery amqp.Delivery) error {
 	return errors.Join(err, file.Close())
 }
 
+// recent holds the ids of the events that were handled last.
+type recent struct {
+	ids   map[any]bool
+	order []any
+}
+
+func (r *recent) add(id any) {
+	if id == nil || r.ids[id] {
+		return
+	}
+	r.ids[id] = true
+	r.order = append(r.order, id)
+	if len(r.order) > remembered {
+		delete(r.ids, r.order[0])
+		r.order = r.order[1:]
+	}
+}
+
+// process acks an event once it is handled; a failed one is rejected, never dropped.
+func process(path string, delivery amqp.Delivery, handled *recent) error {
+	event, err := read(delivery.Body)
+	if err != nil {
+		// No further try would read it.
+		log.Print("an event cannot be read: see ", deadLetters)
+		return delivery.Reject(false)
+	}
+	// The same event can come twice; the header tells, if the service gives its events ids.
+	id := delivery.Headers["sms-bridge-event-id"]
+	if !handled.ids[id] {
+		if err := handle(path, id, event); err != nil {
+			log.Print("an event was not handled, and is tried again: ", err)
+			// A short fault must not use up the tries. RabbitMQ 4.3 counts no nack as a try.
+			time.Sleep(pause)
+			return delivery.Reject(true)
+		}
+	}
+	handled.add(id)
+	return delivery.Ack(false)
+}
+
 func run(path string) error {
 	address := cmp.Or(os.Getenv("AMQP_URL"), "amqp://guest:guest@localhost:5672/")
 	connection, err := amqp.Dial(address)
@@ -79,12 +131,17 @@ func run(path string) error {
 	if err != nil {
 		return err
 	}
-	arguments := amqp.Table{"x-queue-type": "quorum"}
+	quorum := amqp.Table{"x-queue-type": "quorum"}
+	if _, err := ch.QueueDeclare(deadLetters, true, false, false, false, quorum); err != nil {
+		return err
+	}
 	if _, err := ch.QueueDeclare(queue, true, false, false, false, arguments); err != nil {
 		return err
 	}
-	if err := ch.QueueBind(queue, "message.received", "sms.inbound", false, nil); err != nil {
-		return err
+	for _, key := range []string{"message.received", "opt_out"} {
+		if err := ch.QueueBind(queue, key, "sms.inbound", false, nil); err != nil {
+			return err
+		}
 	}
 	// Without a bound the broker sends the whole queue at once.
 	if err := ch.Qos(20, 0, false); err != nil {
@@ -94,11 +151,9 @@ func run(path string) error {
 	if err != nil {
 		return err
 	}
+	handled := &recent{ids: map[any]bool{}}
 	for delivery := range deliveries {
-		if err := handle(path, delivery); err != nil {
-			return err
-		}
-		if err := delivery.Ack(false); err != nil {
+		if err := process(path, delivery, handled); err != nil {
 			return err
 		}
 	}
