@@ -15,7 +15,7 @@ import httpx
 import pytest
 from yarl import URL
 
-from bridge.admin.checks.broker import read_certificate
+from bridge.admin.checks.broker import MANY_EVENTS, read_certificate
 from bridge.admin.checks.findings import Finding, judge_certificate
 from bridge.admin.doctor import examine
 from bridge.amqp.connecting import close_quietly, open_first_connection
@@ -29,6 +29,7 @@ from tests.integration.conftest import (
     Canaries,
     Service,
     eventually,
+    open_amqp,
     run_program,
     run_programs,
     unique,
@@ -170,6 +171,29 @@ async def test_a_role_is_checked_alone(site: Site) -> None:
 
     assert found["fail"] == []
     assert "SMS API" not in _said(found["ok"])
+
+
+async def test_events_that_pile_up_are_told(site: Site) -> None:
+    """Without a consumer, and with one that is stuck."""
+    queue = f"{site.name}.events"
+
+    async def said() -> str:
+        found = await site.examine("webhook")
+        return _said([one for one in found["warn"] if one.subject == f"queue {queue}"])
+
+    async with open_amqp(site.broker.url) as amqp:
+        assert "nobody consumes it, so events pile up" in await said()
+        await amqp.channel.set_qos(prefetch_count=1)
+        stuck = await amqp.channel.get_queue(queue)
+        await stuck.consume(asyncio.Queue[object]().put)
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(MANY_EVENTS):
+                tasks.create_task(amqp.publish(queue, b"{}"))
+        await amqp.until_count(queue, MANY_EVENTS - 1)
+        assert await said() == ""
+        await amqp.publish(queue, b"{}")
+        await amqp.until_count(queue, MANY_EVENTS)
+        assert "1 consumers, 1000 messages wait: they are too slow, or stuck" in await said()
 
 
 async def test_without_the_management_api_it_says_what_was_not_checked(site: Site) -> None:

@@ -307,6 +307,9 @@ async def _declare(channel: Channel, entity: Queue | Exchange) -> None:
 
 # Consumers
 
+# As many waiting events are a warning: reading replies takes a subscriber milliseconds.
+MANY_EVENTS: Final = 1000
+
 
 async def check_consumers(broker: CheckedBroker) -> list[Finding]:
     """Look at the worker on this computer, at pauses, and at the consumers of the main queues."""
@@ -332,7 +335,8 @@ async def check_consumers(broker: CheckedBroker) -> list[Finding]:
     if "webhook" in broker.roles and settings.webhook.queue is not None:
         fix = "subscribe to it, or set webhook.queue to null when subscribers have their own queues"
         name = settings.webhook.queue
-        findings += await _judge_consumers(connection, name, "events pile up", fix)
+        what_happens = "events pile up until RabbitMQ runs short of disk"
+        findings += await _judge_consumers(connection, name, what_happens, fix, MANY_EVENTS)
     return findings
 
 
@@ -346,7 +350,7 @@ async def _judge_pause(connection: Connection, queue: str) -> list[Finding]:
 
 
 async def _judge_consumers(
-    connection: Connection, name: str, what_happens: str, fix: str
+    connection: Connection, name: str, what_happens: str, fix: str, many: int | None = None
 ) -> list[Finding]:
     sizes = await read_queue(connection, name)
     if sizes is None or not sizes.exists:
@@ -355,4 +359,8 @@ async def _judge_consumers(
     if not sizes.consumers:
         text = f"nobody consumes it, so {what_happens}; {sizes.ready} messages wait"
         return [Finding(subject, "warn", text, fix)]
-    return [Finding(subject, "ok", f"{sizes.consumers} consumers, {sizes.ready} messages wait")]
+    text = f"{sizes.consumers} consumers, {sizes.ready} messages wait"
+    if many is not None and sizes.ready >= many:
+        fix = "look at the log of the subscriber; start more of them if it only is slow"
+        return [Finding(subject, "warn", f"{text}: they are too slow, or stuck", fix)]
+    return [Finding(subject, "ok", text)]
