@@ -355,16 +355,26 @@ def comments_of(text: str) -> tuple[dict[str, str], dict[str, str]]:
 
 def allowed(key: str, schema: Mapping[str, Any]) -> str:
     """Say what a setting takes: kind, words, bounds."""
-    node: Mapping[str, Any] = schema
+    options = [schema]
     for name in key.split("."):
-        node = _resolved(node, schema)["properties"][name]
-    options = [_resolved(one, schema) for one in node.get("anyOf", [node])]
-    return " or ".join(dict.fromkeys(filter(None, (_kind(one) for one in options))))
+        (section,) = (one for one in options if "properties" in one)
+        options = list(_options(section["properties"][name], schema))
+    kinds = dict.fromkeys(map(_kind, options))
+    if "duration" in kinds:
+        # Which is a number of seconds, too.
+        del kinds["more than 0"]
+    return " or ".join(kinds)
 
 
-def _resolved(node: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    reference = node.get("$ref")
-    return schema["$defs"][reference.rpartition("/")[2]] if reference else node
+def _options(node: Mapping[str, Any], schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the alternatives of a node, with every reference followed."""
+    if "$ref" in node:
+        yield from _options(schema["$defs"][node["$ref"].rpartition("/")[2]], schema)
+    elif "anyOf" in node:
+        for one in node["anyOf"]:
+            yield from _options(one, schema)
+    else:
+        yield node
 
 
 def _kind(node: Mapping[str, Any]) -> str:
@@ -374,26 +384,26 @@ def _kind(node: Mapping[str, Any]) -> str:
         case "null":
             return "null"
         case "boolean":
-            return "true or false"
+            return "boolean"
         case "array":
-            most = f" of at most {node['maxItems']}" if "maxItems" in node else ""
-            return f"list{most}"
+            # pydantic bounds a list that it converts first by the words for a text.
+            most = node.get("maxItems", node.get("maxLength"))
+            return f"list of at most {most}" if most else "list"
         case "object":
-            most = f" of at most {node['maxProperties']}" if "maxProperties" in node else ""
-            return f"map{most}"
+            return "map"
         case "integer" | "number" as kind:
             return _number(kind, node)
         case _:
-            return "text"
+            return "duration" if node.get("title") == "Duration" else "text"
 
 
 def _number(kind: str, node: Mapping[str, Any]) -> str:
     least, most, above = (node.get(name) for name in ("minimum", "maximum", "exclusiveMinimum"))
     if least is not None and most is not None:
-        return f"{least:g} to {most:g}"
+        return f"{least} to {most}"
     if above is not None:
-        return f"more than {above:g}"
-    return f"{least:g} or more" if least is not None else kind
+        return f"more than {above}"
+    return f"{least} or more" if least is not None else kind
 
 
 # Commands
@@ -496,6 +506,7 @@ def pages() -> dict[Path, str]:
             "labels": labels_part(one for ones in found.values() for one in ones),
         },
         "log-events": events_parts((DOCS / "log-events.md").read_text(encoding="utf-8")),
+        "configuration": {section: settings_part(section) for section in Settings.model_fields},
         "commands": commands_parts(),
         "error-codes": {"codes": error_codes_part()},
     }

@@ -5,7 +5,15 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from bridge.config.fields import ErrorCode, List, Map, Pointer, Section, write_number
+from bridge.config.fields import (
+    ErrorCode,
+    List,
+    Map,
+    Pointer,
+    Section,
+    ServiceSection,
+    write_number,
+)
 from bridge.json_pointer import is_like_a_phone_number
 
 # The meaning of a service's own error code for the message. After `setup:` comes the reason of the
@@ -51,7 +59,7 @@ ReadCode = Annotated[ErrorCode, AfterValidator(_check_code)]
 YesStatus = Annotated[str, BeforeValidator(write_number), AfterValidator(_check_yes)]
 
 
-class AcceptedSettings(Section):
+class AcceptedSettings(ServiceSection):
     """The answers that mean success: by status and, if the body decides, by a value in it.
 
     A pointer without values requires only that there is a value, such as an id.
@@ -89,7 +97,7 @@ class DuplicateSettings(Section):
         return self
 
 
-class ResponseSettings(Section):
+class ResponseSettings(ServiceSection):
     """The meaning of answers, apart from that of the status alone.
 
     In a `body` of plain text, pointers lead to words: `/0` to the first.

@@ -18,7 +18,7 @@ from bridge.config.fields import (
     Name,
     Prefix,
     PutPointer,
-    Section,
+    ServiceSection,
     check_put_pointer,
     check_whole_characters,
     did_you_mean,
@@ -211,7 +211,7 @@ ApiPath = Annotated[str, AfterValidator(_check_path)]
 Idempotency = Annotated[str, AfterValidator(_check_idempotency)]
 
 
-class AuthSettings(Section):
+class AuthSettings(ServiceSection):
     """Authentication: by `sms_api.key` and, for `basic`, by a user name with it."""
 
     scheme: AuthScheme = "bearer"
@@ -221,7 +221,7 @@ class AuthSettings(Section):
     username_file: FilePath | None = None
 
 
-class RequestSettings(Section):
+class RequestSettings(ServiceSection):
     """The body and the constant headers of a request."""
 
     body: Literal["json", "form"] = "json"

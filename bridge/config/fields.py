@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     AfterValidator,
@@ -16,6 +16,7 @@ from pydantic import (
     Field,
     SecretStr,
     StringConstraints,
+    WithJsonSchema,
     model_validator,
 )
 
@@ -238,7 +239,19 @@ def _check_event_pointer(value: str) -> str:
 
 
 # In seconds, after parsing.
-Duration = Annotated[float, BeforeValidator(parse_duration), Field(gt=0, allow_inf_nan=False)]
+Duration = Annotated[
+    float,
+    BeforeValidator(parse_duration),
+    Field(gt=0, allow_inf_nan=False),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "number", "exclusiveMinimum": 0},
+                {"type": "string", "title": "Duration", "examples": ["10s", "5m", "2h", "30d"]},
+            ]
+        }
+    ),
+]
 RetryDelay = Annotated[Duration, AfterValidator(_check_retry_delay)]
 Concurrency = Annotated[int | Literal["auto"], BeforeValidator(_check_concurrency)]
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -313,3 +326,17 @@ class Section(BaseModel):
     @classmethod
     def _read_map(cls, value: object) -> object:
         return read_section(value)
+
+
+def allow_null(schema: dict[str, Any], keys: Iterable[str]) -> None:
+    """Allow null for these keys in the JSON Schema of a section."""
+    for name in keys:
+        schema["properties"][name] = {"anyOf": [schema["properties"][name], {"type": "null"}]}
+
+
+class ServiceSection(Section):
+    """Base class of sections that a preset sets as a whole; null keeps its value of a key."""
+
+    model_config = ConfigDict(
+        json_schema_extra=lambda schema: allow_null(schema, schema["properties"])
+    )

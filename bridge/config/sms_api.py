@@ -6,7 +6,7 @@ others.
 
 from typing import Annotated, Any, Final
 
-from pydantic import ValidationInfo, field_validator, model_validator
+from pydantic import ConfigDict, ValidationInfo, field_validator, model_validator
 
 from bridge.config.api_answers import NO_WORD, ResponseSettings
 from bridge.config.api_request import (
@@ -30,6 +30,7 @@ from bridge.config.fields import (
     Pointer,
     Secret,
     Section,
+    allow_null,
     read_section,
 )
 from bridge.config.presets import (
@@ -52,6 +53,10 @@ _REMEDIES: Final = {
 
 class SmsApiSettings(Section):
     """The SMS service's REST API; a preset describes it, and a single key overrides the preset."""
+
+    model_config = ConfigDict(
+        json_schema_extra=lambda schema: allow_null(schema, preset_settings("generic"))
+    )
 
     preset: KnownPreset = "generic"
     base_url: BaseUrl | None = None

@@ -7,7 +7,7 @@ import re
 from functools import partial
 from typing import Annotated, Final
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, WithJsonSchema
 from yarl import URL
 
 from bridge.config.fields import read_list
@@ -117,6 +117,14 @@ BrokerUrls = Annotated[
     tuple[Annotated[SecretStr, AfterValidator(_check_broker)], ...],
     BeforeValidator(_one_or_many),
     Field(min_length=1),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"type": "string"}, "minItems": 1},
+            ]
+        }
+    ),
 ]
 ProxyUrl = Annotated[SecretStr, AfterValidator(_check_proxy)]
 HttpUrl = Annotated[str, AfterValidator(_check_http)]

@@ -7,7 +7,7 @@ the others.
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Final, Literal
 
-from pydantic import BeforeValidator, Field, StringConstraints, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
 from bridge.config.fields import (
     CONTENT_TYPE,
@@ -25,8 +25,10 @@ from bridge.config.fields import (
     RequestPath,
     Secret,
     Section,
+    ServiceSection,
     SignatureFormat,
     SignedContent,
+    allow_null,
     read_section,
     write_number,
 )
@@ -43,7 +45,7 @@ StatusValues = Annotated[tuple[StatusValue, ...], List, Field(max_length=MAX_VAL
 Pointers = Annotated[tuple[Pointer, ...], List, Field(max_length=10)]
 
 
-class ReceiptSettings(Section):
+class ReceiptSettings(ServiceSection):
     """How a delivery receipt is recognised and read; without `status_pointers` no event is one.
 
     In each list of pointers, the first one that finds a value counts. With `list_pointer` an event
@@ -116,7 +118,7 @@ AnswerStatus = Annotated[Literal[200, 201, 202], BeforeValidator(_as_number)]
 UnsignedStatus = Annotated[Literal[401, 503], BeforeValidator(_as_number)]
 
 
-class AnswerSettings(Section):
+class AnswerSettings(ServiceSection):
     """The answer that the service expects to an accepted webhook."""
 
     status: AnswerStatus = 200
@@ -124,7 +126,7 @@ class AnswerSettings(Section):
     body: Annotated[str, StringConstraints(max_length=1000)] = ""
 
 
-class SignatureSettings(Section):
+class SignatureSettings(ServiceSection):
     """How the service signs; a preset sets every key, and a single key overrides it."""
 
     preset: SignaturePreset = "plain"
@@ -146,6 +148,10 @@ class EndpointSettings(Section):
 
     A preset sets the keys that describe the service, and a single key overrides it.
     """
+
+    model_config = ConfigDict(
+        json_schema_extra=lambda schema: allow_null(schema, preset_endpoint("generic"))
+    )
 
     path: RequestPath
     preset: KnownPreset = "generic"

@@ -5,12 +5,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 
 from bridge.config import Settings, WorkerSettings, load_settings
 from bridge.config.presets import PRESETS
 from bridge.config.settings import known_keys
+from tests.reference_pages import comments_of
 from tests.unit.config.conftest import CANARY, Faults, Load, env_name, nested, value_at
 
 EXAMPLE = Path(__file__).parents[3] / "config.example.yaml"
@@ -52,7 +54,7 @@ def test_examples_of_services_can_be_loaded(text: str, tmp_path: Path) -> None:
 def test_the_example_shows_services() -> None:
     """There is an example of sending and one of endpoints, and each preset is named."""
     text = EXAMPLE.read_text(encoding="utf-8")
-    (names,) = re.findall(r"whose shape is spoken: ((?:[a-z, -]|\n  # )+)\.", text)
+    (names,) = re.findall(r"# The SMS service: ((?:[a-z, -]|\n  # )+)\.", text)
 
     assert len(EXAMPLES.findall(text)) == 2
     assert re.split(r",\s+(?:# )?", names) == list(PRESETS)
@@ -63,6 +65,22 @@ def test_example_lists_every_key() -> None:
     example = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
 
     assert set(paths(example)) == set(known_keys())
+
+
+def test_example_fits_the_schema() -> None:
+    """An editor that is given `sms-bridge schema config` finds no fault in the example."""
+    text = EXAMPLE.read_text(encoding="utf-8")
+    # As YAML 1.2 reads it, which editors use.
+    example = yaml.safe_load(text.replace("coordination: on", 'coordination: "on"'))
+
+    jsonschema.validate(example, Settings.model_json_schema())
+
+
+def test_example_explains_every_setting() -> None:
+    """Each key has a comment of its own, from which docs/configuration.md is made."""
+    comments, settings = comments_of(EXAMPLE.read_text(encoding="utf-8"))
+
+    assert {key for key in settings if not comments[key]} == set()
 
 
 def test_example_shows_the_defaults() -> None:
