@@ -34,9 +34,17 @@ static class Subscribe
     static readonly TimeSpan Pause = TimeSpan.FromSeconds(1);
 
     /// <summary>An event, as far as this program uses it.</summary>
-    record Event(string Type, EventData Data);
+    class Event
+    {
+        public string Type { get; set; }
+        public EventData Data { get; set; }
+    }
 
-    record EventData(string From, string Text);
+    class EventData
+    {
+        public string From { get; set; }
+        public string Text { get; set; }
+    }
 
     static readonly JsonSerializerOptions Json = new JsonSerializerOptions(JsonSerializerDefaults.Web);
 
