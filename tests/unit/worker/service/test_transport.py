@@ -1469,9 +1469,13 @@ async def test_failed_requests_leave_nothing(way: Way) -> None:
 
     async with serving(script) as site:
         sockets = open_sockets()
-        transport, url = way(site, timeout_seconds=5)
-        while len(site.peers) < 200:
-            await asyncio.gather(*(fate_of(transport, url) for _ in range(10)))
+        transport, url = way(site, timeout_seconds=SHORT_SECONDS * 5)
+
+        async def fail_in_turn() -> None:
+            while len(site.peers) < 200:
+                await fate_of(transport, url)
+
+        await asyncio.gather(*(fail_in_turn() for _ in range(10)))
 
         assert await is_sound(transport, url, sockets)
 
