@@ -272,8 +272,8 @@ def stop(world: World, worker: Worker) -> None:
 
 END: dict[str, tuple[Callable[[World, Worker], None], float, int]] = {
     "killed": (kill, TAKEN_OVER_SECONDS, 3),
-    "killed, of many": (kill, TAKEN_OVER_SECONDS, 50),
-    "killed with its successor": (kill_with_successor, TAKEN_OVER_SECONDS, 50),
+    "killed, of many": (kill, TAKEN_OVER_SECONDS, 25),
+    "killed with its successor": (kill_with_successor, TAKEN_OVER_SECONDS, 25),
     "stopped": (stop, HEARD_SECONDS, 3),
 }
 
@@ -310,7 +310,7 @@ def test_no_two_workers_wait_for_each_other(world: World) -> None:
         return is_change and told is not None and not told.is_prober
 
     async def story() -> None:
-        await settled(world, 50)
+        await settled(world, 25)
         world.exchange.loses = loses
         await revoke(world, 0)
         await asyncio.sleep(HEARD_SECONDS)
