@@ -36,9 +36,9 @@ from bridge.worker.cluster.joint_pause import JointPause
 from bridge.worker.cluster.membership import Membership
 from bridge.worker.deduplicator import New
 from bridge.worker.delivery import Delivery
+from bridge.worker.dispatcher import Dispatcher
 from bridge.worker.envelope import read_envelope
 from bridge.worker.fates import Answer
-from bridge.worker.held import HeldDeliveries
 from bridge.worker.limits.capacity import Capacity
 from bridge.worker.metrics import WorkerMetrics
 from bridge.worker.outcomes import Policy, Sent
@@ -211,24 +211,24 @@ class Bench:
 
     def take(self, tag: int, redelivered: bool, properties: Properties, body: Body) -> None:  # noqa: FBT001
         """Take a delivery as the consumer does."""
-        self.worker._held.take(self.make(tag, redelivered, properties, body))
+        self.worker._dispatcher.start(self.make(tag, redelivered, properties, body))
 
     def make(self, tag: int, redelivered: bool, properties: Properties, body: Body) -> Delivery:  # noqa: FBT001
         """Make a delivery from the main queue."""
-        held = self.worker._held
-        return held.make(self.session, OUTBOUND, tag, redelivered, properties, body)
+        dispatcher = self.worker._dispatcher
+        return dispatcher.make(self.session, OUTBOUND, tag, redelivered, properties, body)
 
     async def all_of_it(self) -> None:
         """Take deliveries from their bytes to their ack."""
         for chunk in self.deliveries():
             self.read([chunk], self.take)
-            await self.worker._held.all_done()
+            await self.worker._dispatcher.all_done()
         self.end(None)
         chunks = self.deliveries()
         self.end(None)
         for chunk in chunks:
             self.read([chunk], self.take)
-            while self.worker._held.count:  # noqa: ASYNC110  an event would be counted too
+            while self.worker._dispatcher.count:  # noqa: ASYNC110  an event would be counted too
                 await asyncio.sleep(0)
         self.end(ALL)
 
@@ -249,14 +249,14 @@ class Bench:
             pass
 
         settings = WorkerSettings(queue=OUTBOUND)
-        held = HeldDeliveries(
+        dispatcher = Dispatcher(
             settings, process=process, changed=asyncio.Event(), metrics=self.metrics
         )
         self.end(None)
         for at in range(0, MESSAGES, AT_ONCE):
             for delivery in deliveries[at : at + AT_ONCE]:
-                held.take(delivery)
-            while held.count:  # noqa: ASYNC110  an event would be counted too
+                dispatcher.start(delivery)
+            while dispatcher.count:  # noqa: ASYNC110  an event would be counted too
                 await asyncio.sleep(0)
         self.end("it is counted, and has its task")
 

@@ -56,7 +56,7 @@ def test_files_that_are_named_exist(text: Path) -> None:
     assert {name for name in named if not (ROOT / name).is_file()} == set()
 
 
-# Dotted names below `bridge`, such as `worker.held.HeldDeliveries`; settings look alike.
+# Dotted names below `bridge`, such as `worker.dispatcher.Dispatcher`; settings look alike.
 CODE = re.compile(r"`((?:worker|webhook|amqp|http|topology)\.[\w.]+)`")
 
 

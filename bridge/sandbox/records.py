@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
 from bridge.webhook.receipts import DeliveryState
-from bridge.worker.segments import count_segments
+from bridge.worker.request import count_segments
 
 MAX_SHOWN_BYTES: Final = 64 * 1024
 MASK: Final = "***"

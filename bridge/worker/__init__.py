@@ -2,7 +2,7 @@
 
 The path of a message. `pipeline.py` calls each step; `worker.py` builds, runs and drains them:
 
-1. consume: `consumer.py` registers at the broker, `held.py` starts a task for each delivery;
+1. consume: `consumer.py` registers at the broker, `dispatcher.py` starts a task for each delivery;
 2. identify: `identification.py` and `deduplicator.py` separate new messages from repeats;
 3. wait until allowed: `service/account.py` waits for the circuit breaker, the rate limits and a
    slot;

@@ -38,9 +38,9 @@ from bridge.deadline import Deadline
 from bridge.errors import BrokerError
 from bridge.telemetry.logs import Log
 from bridge.topology.declarations import request_queues
-from bridge.worker.active_lock import ActiveLock
-from bridge.worker.held import MAX_HELD_BYTES, HeldDeliveries
+from bridge.worker.dispatcher import MAX_BYTES, Dispatcher
 from bridge.worker.metrics import WorkerMetrics
+from bridge.worker.ordering import ActiveLock
 from bridge.worker.session import Session
 
 log = Log(__name__)
@@ -92,7 +92,7 @@ class Consumer:
         settings: WorkerSettings,
         *,
         owner: ConsumerOwner,
-        held: HeldDeliveries,
+        dispatcher: Dispatcher,
         lock: ActiveLock | None,
         changed: asyncio.Event,
         metrics: WorkerMetrics,
@@ -100,7 +100,7 @@ class Consumer:
         self._queue = settings.queue
         self._urgent_queue = settings.urgent_queue
         self._owner = owner
-        self._held = held
+        self._dispatcher = dispatcher
         self._lock = lock
         self._changed = changed
         queues = request_queues(settings)
@@ -209,13 +209,13 @@ class Consumer:
         """Consume until that is no longer wanted and every delivery is settled or returned."""
         async with self._session_on(connection) as (session, callback, by_tag):
             await self._follow(session, callback, by_tag)
-            while not session.is_leaving or session.held:
+            while not session.is_leaving or session.in_progress:
                 _check(session)
                 session.wire.keep_alive()
                 session.is_leaving = session.is_leaving or not self._wanted()
                 if session.is_leaving:
                     # In each iteration: a delivery that was in flight before may be waiting now.
-                    self._held.cancel(
+                    self._dispatcher.cancel(
                         lambda delivery: delivery.session is session and delivery.may_be_given_back
                     )
                 seconds = LEAVING_SECONDS if session.is_leaving else ORDERED_WATCH_SECONDS
@@ -242,7 +242,7 @@ class Consumer:
         is_refused = False
         try:
             with connection.wire.deliveries(channel, take, by_tag) as callback:
-                self._held.begin_session(connection.wire)
+                self._dispatcher.begin_session(connection.wire)
                 yield session, callback, by_tag
             async with Deadline(RPC_TIMEOUT_SECONDS):
                 await close_channel(channel)
@@ -252,7 +252,7 @@ class Consumer:
         finally:
             are_acks_read = session.is_over
             session.over.set()
-            self._held.end_session(is_refused=is_refused)
+            self._dispatcher.end_session(is_refused=is_refused)
             self._session = None
             self._mark({})
             if not are_acks_read:
@@ -275,7 +275,7 @@ class Consumer:
         async with Deadline(timeout):
             for queue in self._consuming_with.keys() - kept.keys():
                 await session.channel.basic_cancel(session.tags.pop(queue))
-                self._held.note_cancel(queue)
+                self._dispatcher.note_cancel(queue)
             self._mark(kept)
             if not wanted:
                 self._idle.set()
@@ -324,7 +324,7 @@ class Consumer:
         """Return how many bodies of the recent size fit into memory for each queue."""
         if not self._large_bytes:
             return sys.maxsize
-        most, fitting = MAX_HELD_BYTES / self._large_bytes, 1
+        most, fitting = MAX_BYTES / self._large_bytes, 1
         while fitting * PREFETCH_FACTOR <= most:
             fitting *= PREFETCH_FACTOR
         return max(1, fitting // queues)
@@ -365,8 +365,8 @@ class Consumer:
     ) -> None:
         if session.is_leaving:
             return  # Unacked: it returns to the queue with the others.
-        held = self._held
-        held.take(held.make(session, queue, tag, redelivered, properties, body))
+        dispatcher = self._dispatcher
+        dispatcher.start(dispatcher.make(session, queue, tag, redelivered, properties, body))
         self._note_size(len(body))
 
     def _on_cancelled_by_broker(self, _frame: object) -> None:

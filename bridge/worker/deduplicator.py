@@ -13,17 +13,22 @@ the confirm. When one of the two is replaced by its next copy, the other one is 
 """
 
 import asyncio
+import contextlib
+import hashlib
+import json
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
+from bridge.amqp.frames import Body
 from bridge.amqp.publication import Publication
+from bridge.config import WorkerSettings
+from bridge.ttl_cache import MAX_ENTRIES, ExpiringMap, TtlCache
 from bridge.worker.envelope import Envelope
-from bridge.worker.expiring_map import ExpiringMap
-from bridge.worker.message_identity import MessageIdentity, pack_identity, unpack_identity
 from bridge.worker.outcomes import Outcome
+from bridge.worker.request import RequestReader, SendRequest
 from bridge.worker.sent_messages import SENT_SECONDS, Accepted, SentMessages
 
 # How long to expect the redelivery of a delivery that was released, or whose ack may be lost.
@@ -32,6 +37,7 @@ DOUBT_SECONDS: Final = 300.0
 MAX_SET_ASIDE: Final = 1_000
 # A broker that is up redelivers within this time after a connection is lost.
 COMES_AGAIN_SECONDS: Final = 2.0
+_DIGEST_BYTES: Final = 16
 
 # States of a delivery that may be redelivered. `unconfirmed`: its ack was written, and may be lost.
 # `unacked`: its ack could not be written, so it is certain to be redelivered. `decided`: it was
@@ -47,6 +53,78 @@ def unsure_ack_seconds(heartbeat_seconds: float) -> float:
     It takes up to three heartbeats to notice a broker that hangs, and some time to close.
     """
     return min(3 * (heartbeat_seconds + 1) + 12, SENT_SECONDS)
+
+
+class MessageIdentity(NamedTuple):
+    """Which message a delivery carries, and which copy of it.
+
+    `message` is a digest. `has_id`: it is identified by its publisher's id, or by its text.
+    `try_of` distinguishes the copies of one publish from those of a later publish of the same
+    message.
+    """
+
+    message: bytes
+    has_id: bool
+    copies: int
+    try_of: str = ""
+
+
+IdentityOf = Callable[[Envelope, Body], MessageIdentity]
+
+
+def identity_function(settings: WorkerSettings, *, short_codes: bool) -> IdentityOf:
+    """Return the function that identifies messages: by id and body, or by text and number.
+
+    `short_codes`: whether short codes are valid recipients.
+    """
+    if settings.deduplicate_by != "text":
+        return identity_of
+    reader = RequestReader(settings, short_codes=short_codes)
+
+    def by_text(envelope: Envelope, body: Body) -> MessageIdentity:
+        with contextlib.suppress(Exception):  # invalid: reported when it is sent
+            return identity_of_text(envelope, reader.read(body))
+        return identity_of(envelope, body)
+
+    return by_text
+
+
+def pack_identity(identity: MessageIdentity) -> bytes:
+    """Pack an identity into bytes for large maps; equal identities give equal bytes."""
+    # `copies` and `try_of` come from headers, which a publisher may have set to anything.
+    try_of = identity.try_of.encode("utf-8", "surrogatepass")
+    return b"%d %d %d %b%b" % (
+        identity.has_id,
+        identity.copies,
+        len(try_of),
+        try_of,
+        identity.message,
+    )
+
+
+def unpack_identity(packed: bytes) -> MessageIdentity:
+    """Reverse `pack_identity`."""
+    has_id, copies, length, rest = packed.split(b" ", 3)
+    end = int(length)
+    try_of = rest[:end].decode("utf-8", "surrogatepass")
+    return MessageIdentity(rest[end:], has_id=has_id == b"1", copies=int(copies), try_of=try_of)
+
+
+def identity_of(envelope: Envelope, body: Body) -> MessageIdentity:
+    """Identify a message by id and body; one id with two bodies names two messages."""
+    has_id = envelope.message_id is not None
+    name = f"({envelope.message_id!a}, {None if has_id else envelope.published_at!a})"
+    digest = hashlib.blake2b(name.encode() + b"\0", digest_size=_DIGEST_BYTES)
+    digest.update(body)
+    return MessageIdentity(digest.digest(), has_id, envelope.copies, envelope.try_of)
+
+
+def identity_of_text(envelope: Envelope, request: SendRequest) -> MessageIdentity:
+    """Identify a message by recipient, sender, text and extra fields, whatever its id."""
+    members = [request.to, request.sender, request.text, request.model_extra]
+    written = json.dumps(members, sort_keys=True).encode()
+    message = hashlib.blake2b(written, digest_size=_DIGEST_BYTES).digest()
+    return MessageIdentity(message, has_id=True, copies=envelope.copies, try_of=envelope.try_of)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +232,7 @@ class Deduplicator:
         self._in_flight: dict[bytes, list[InFlight]] = {}
         self.sent = SentMessages(self._now, window_seconds=window_seconds)
         # Packed identities of copies that were replaced here, or settled by another worker.
-        self._replaced: ExpiringMap[bytes, None] = ExpiringMap(SENT_SECONDS, self._now)
+        self._replaced = TtlCache(SENT_SECONDS, self._now, min_size=MAX_ENTRIES)
         self._acks = 0
         # Packed identities with the sequence number of their ack. The acks are lost if the
         # connection is.
@@ -164,8 +242,7 @@ class Deduplicator:
             DOUBT_SECONDS, self._now
         )
         # Deliveries that stay unacked until their connection ends.
-        self._set_aside: dict[MessageIdentity, list[Released]] = {}
-        self.set_aside_count = 0
+        self._set_aside: list[tuple[MessageIdentity, Released]] = []
 
     def _now(self) -> float:
         now = self._clock() if self._away_since is None else self._away_since
@@ -193,9 +270,9 @@ class Deduplicator:
         return any(state in {"decided", "undecided"} for state, _ in self._known.live_keys())
 
     @property
-    def has_room_aside(self) -> bool:
-        """Whether `set_aside` may take one more message."""
-        return self.set_aside_count < MAX_SET_ASIDE
+    def set_aside_count(self) -> int:
+        """Number of deliveries that stay unacked until their connection ends."""
+        return len(self._set_aside)
 
     def identify(self, identity: MessageIdentity, *, redelivered: bool) -> Verdict:
         """Return the verdict: process the delivery, ack it as a repeat, or wait for the original.
@@ -249,7 +326,7 @@ class Deduplicator:
         acked = acked and not in_flight.connection_lost
         self._note_ack(identity, acked=acked, is_known=is_known)
         if accepted is None and identity.has_id and identity.copies:
-            self._replaced.add(pack_identity(identity), None)
+            self._replaced.add(pack_identity(identity), b"")
         self._end(in_flight, settled=True)
 
     def note_repeat(self, identity: MessageIdentity, *, acked: bool) -> None:
@@ -270,8 +347,7 @@ class Deduplicator:
         It is redelivered when its session ends, possibly hours later. Until then no delivery waits
         for it.
         """
-        self._set_aside.setdefault(in_flight.identity, []).append(released)
-        self.set_aside_count += 1
+        self._set_aside.append((in_flight.identity, released))
         self._end(in_flight, settled=False)
 
     def release_repeat(self, identity: MessageIdentity, released: Released) -> None:
@@ -289,17 +365,7 @@ class Deduplicator:
         """Return the state of a released delivery that was redelivered, and forget it."""
         # Of two equal deliveries, take the one with a decided outcome first: it must not be sent.
         taken = self._known.take(("decided", identity)) or self._known.take(("undecided", identity))
-        return self._take_from_aside(identity) if taken is None else taken[0]
-
-    def _take_from_aside(self, identity: MessageIdentity) -> Released | None:
-        equal = self._set_aside.get(identity)
-        if equal is None:
-            return None
-        self.set_aside_count -= 1
-        released = equal.pop()
-        if not equal:
-            del self._set_aside[identity]
-        return released
+        return None if taken is None else taken[0]
 
     # Questions and answers of other workers
 
@@ -331,7 +397,7 @@ class Deduplicator:
             if not self._is_in_doubt(identity):
                 self._known.add(("unconfirmed", identity), None)
         elif not self._is_replaced(identity):
-            self._replaced.add(pack_identity(identity), None)
+            self._replaced.add(pack_identity(identity), b"")
 
     def is_working_on(self, identity: MessageIdentity) -> bool:
         """Whether a message that was redelivered to any worker is in flight here."""
@@ -342,8 +408,11 @@ class Deduplicator:
 
         If the session is dead, the deliveries in flight or acked on it will be redelivered.
         """
-        is_held = identity.message in self._in_flight or identity in self._set_aside
-        return is_held or pack_identity(identity) in self._acked
+        return (
+            identity.message in self._in_flight
+            or any(one == identity for one, _ in self._set_aside)
+            or pack_identity(identity) in self._acked
+        )
 
     def hand_on(self, identity: MessageIdentity) -> Repeat | Released | None:
         """Return this worker's record of a message that another worker received, and forget it."""
@@ -362,12 +431,10 @@ class Deduplicator:
         `most_unacked`: upper bound of the deliveries that were unacked on the connection. It
         includes those in flight; at most the rest are lost acks.
         """
-        most_lost = most_unacked - self.set_aside_count
-        for identity, equal in self._set_aside.items():
-            for released in equal:
-                self._note_released(identity, released)
+        most_lost = most_unacked - len(self._set_aside)
+        for identity, released in self._set_aside:
+            self._note_released(identity, released)
         self._set_aside.clear()
-        self.set_aside_count = 0
         for in_flight in (one for equal in self._in_flight.values() for one in equal):
             most_lost -= not in_flight.connection_lost
             in_flight.connection_lost = True
@@ -402,12 +469,11 @@ class Deduplicator:
         return None
 
     def _is_replaced(self, identity: MessageIdentity) -> bool:
-        return identity.copies != 0 and pack_identity(identity) in self._replaced
+        return identity.copies != 0 and self._replaced.get(pack_identity(identity)) is not None
 
     def _is_released(self, identity: MessageIdentity) -> bool:
         known = self._known
-        is_known = ("decided", identity) in known or ("undecided", identity) in known
-        return is_known or identity in self._set_aside
+        return ("decided", identity) in known or ("undecided", identity) in known
 
     def _note_released(self, identity: MessageIdentity, released: Released) -> None:
         state: State = "decided" if released.is_decided else "undecided"

@@ -18,8 +18,8 @@ MAX_HOLD_SECONDS: Final = 60.0
 
 # Causes for which a delivery waits in this process; a POST in flight is not a wait.
 WaitCause = Literal[
-    # Another delivery of the same message, which is being processed.
-    "ledger",
+    # The end of the original: an earlier delivery of the same message, in progress here.
+    "original",
     # The other workers' answers about a redelivery.
     "peers",
     # Earlier messages with the same ordering key.
@@ -129,9 +129,9 @@ class Delivery:
         return self.waiting_for in _BEFORE_SENDING
 
     @property
-    def awaits_first(self) -> bool:
-        """Whether it waits for another delivery of the same message and is acked with it."""
-        return self.waiting_for == "ledger"
+    def awaits_original(self) -> bool:
+        """Whether it waits for an earlier delivery of the same message, and is acked with it."""
+        return self.waiting_for == "original"
 
     def free_slot(self) -> None:
         """Release its slot, if it still has one: it is acked, or returns to the queue."""

@@ -92,7 +92,6 @@ class Envelope(NamedTuple):
     expires_at: float | None = None
     not_before: float | None = None
     on_uncertain: OnUncertain | None = None
-    ordering_key: str | None = None
     attempts: int = 0
     uncertain_attempts: int = 0
     copies: int = 0
@@ -161,11 +160,11 @@ def read_envelope(
     on_uncertain = _read_text(headers, ON_UNCERTAIN)
     if on_uncertain not in _WAYS_ON_UNCERTAIN:
         raise InvalidMessageError(f"{ON_UNCERTAIN}: must be retry or park")
+    _read_text(headers, ORDERING_KEY)  # read by `ordering.py`, which never refuses a message
     full = bare._replace(
         expires_at=_read_expiry(properties, headers, bare),
         not_before=_read_moment(headers, NOT_BEFORE),
         on_uncertain=on_uncertain,  # type: ignore[arg-type]  # checked above
-        ordering_key=_read_text(headers, ORDERING_KEY),
         trace=read_trace(headers.get("traceparent"), headers.get("tracestate")),
     )
     if DEAD_AT in headers:

@@ -5,9 +5,17 @@ Uses this process's deduplicator and the answers of the other workers of the que
 
 from bridge.worker.cluster.deduplication import ClusterDeduplicator, RepeatedCopies
 from bridge.worker.cluster.questions import RedeliveryQuestions
-from bridge.worker.deduplicator import Deduplicator, InFlight, New, Released, Verdict, Wait
+from bridge.worker.deduplicator import (
+    Deduplicator,
+    IdentityOf,
+    InFlight,
+    MessageIdentity,
+    New,
+    Released,
+    Verdict,
+    Wait,
+)
 from bridge.worker.delivery import Delivery
-from bridge.worker.message_identity import IdentityOf, MessageIdentity
 from bridge.worker.sent_messages import Accepted
 from bridge.worker.service.breaker import CircuitBreaker
 
@@ -81,7 +89,7 @@ class Identification:
         while isinstance(verdict, Wait) and (may_wait or verdict.is_redelivery):
             if verdict.first is None:
                 break
-            with delivery.waits("ledger"):
+            with delivery.waits("original"):
                 verdict = await self.deduplicator.identify_after(
                     verdict.first, identity, redelivered=redelivered
                 )

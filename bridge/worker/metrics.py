@@ -13,7 +13,7 @@ from bridge.worker.fates import (
     RetryReason,
     WorkersDeadReason,
 )
-from bridge.worker.segments import Encoding
+from bridge.worker.request import Encoding
 
 # Upper bounds of buckets.
 HTTP_SECONDS: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30)

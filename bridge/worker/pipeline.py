@@ -1,6 +1,6 @@
 """The path of one delivery: identify, wait until allowed, send, settle.
 
-`Consumer` and `HeldDeliveries` read each delivery from the connection and start a task that runs
+`Consumer` and `Dispatcher` read each delivery from the connection and start a task that runs
 `Pipeline.process`.
 """
 
@@ -12,11 +12,10 @@ from bridge.config import WorkerSettings
 from bridge.errors import BrokerError, CopyRefusedError, InvalidMessageError
 from bridge.telemetry.logs import Log
 from bridge.worker.announcer import Announcer
-from bridge.worker.deduplicator import New, Released, Repeat, Wait
+from bridge.worker.deduplicator import MessageIdentity, New, Released, Repeat, Wait
 from bridge.worker.delivery import Delivery
 from bridge.worker.envelope import Envelope, read_envelope
 from bridge.worker.identification import Identification
-from bridge.worker.message_identity import MessageIdentity
 from bridge.worker.outcomes import Dead, Outcome, Retried
 from bridge.worker.request import RequestReader
 from bridge.worker.sent_messages import Accepted

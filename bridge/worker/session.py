@@ -12,9 +12,9 @@ class Session:
     """A period of consuming on one channel. It is over when nothing can be acked on it any more.
 
     `prefetches`: for each queue, the sum of the prefetches of all consumers registered so far.
-    `tags`: the current consumer tag of each queue. `held`: number of deliveries with a running
-    task. `last_ack_at` is in event loop time. `is_leaving`: no new delivery is started, so that the
-    session can end. `has_failed`: the broker does not answer on the channel.
+    `tags`: the current consumer tag of each queue. `in_progress`: number of deliveries
+    with a running task. `last_ack_at` is in event loop time. `is_leaving`: no new delivery is
+    started, so that the session can end. `has_failed`: the broker does not answer on the channel.
     """
 
     def __init__(self, channel: Channel, wire: Wire) -> None:
@@ -22,7 +22,7 @@ class Session:
         self.wire = wire
         self.has_failed = False
         self.is_leaving = False
-        self.held = 0
+        self.in_progress = 0
         self.last_ack_at = -math.inf
         self.prefetches: dict[str, int] = {}
         self.tags: dict[str, str] = {}

@@ -19,7 +19,7 @@ from bridge.telemetry.logs import Log
 from bridge.topology.declarations import dead_queue, request_queues, retry_queue
 from bridge.worker.cluster.deduplication import RepeatedCopies
 from bridge.worker.copies import copy_properties
-from bridge.worker.deduplicator import Deduplicator
+from bridge.worker.deduplicator import MAX_SET_ASIDE, Deduplicator
 from bridge.worker.delivery import Delivery, WaitCause
 from bridge.worker.envelope import REPEATED, Envelope
 from bridge.worker.fates import DeliveryOutcome, FinalOutcome
@@ -201,7 +201,7 @@ class Settler:
 
     def _set_aside(self, tries: "_Tries", refusal: Refusal) -> None:
         """Raise CopyRefusedError, unless too many messages stay unacked already."""
-        is_one_too_many = not self._deduplicator.has_room_aside
+        is_one_too_many = self._deduplicator.set_aside_count >= MAX_SET_ASIDE
         log.error(
             "copy_refused",
             cause=None,

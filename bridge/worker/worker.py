@@ -4,6 +4,7 @@ Each delivery is processed by `Pipeline` in a task of its own.
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -17,7 +18,6 @@ from bridge.telemetry.logs import Log
 from bridge.topology.declarations import dead_queue, request_queues, retry_queues
 from bridge.topology.queue_sizes import QueueSizes, QueueWatch
 from bridge.topology.upkeep import Upkeep
-from bridge.worker.active_lock import ActiveLock
 from bridge.worker.announcer import Announcer
 from bridge.worker.cluster.deduplication import ClusterDeduplicator, RepeatedCopies
 from bridge.worker.cluster.exchange import Exchange
@@ -26,25 +26,30 @@ from bridge.worker.cluster.membership import Cluster, Part
 from bridge.worker.cluster.questions import RedeliveryQuestions
 from bridge.worker.cluster.rate_limit import ClusterRateLimit
 from bridge.worker.consumer import Consumer
-from bridge.worker.deduplicator import Deduplicator
+from bridge.worker.deduplicator import COMES_AGAIN_SECONDS, Deduplicator, identity_function
 from bridge.worker.delivery import Delivery
-from bridge.worker.drain import finish, hand_over
-from bridge.worker.held import HeldDeliveries
+from bridge.worker.dispatcher import Dispatcher
 from bridge.worker.identification import Identification
-from bridge.worker.message_identity import identity_function
 from bridge.worker.metrics import WorkerMetrics
 from bridge.worker.operator_pause import OperatorPause
+from bridge.worker.ordering import ActiveLock, Turns
 from bridge.worker.pipeline import Pipeline
 from bridge.worker.service.account import Account
 from bridge.worker.settle import Settler
 from bridge.worker.spans import WorkerSpans
-from bridge.worker.turns import Turns
 
 log = Log(__name__)
 
 # Prefetch of each queue in ordered mode. It is large enough to have different keys for all slots
 # even if many messages wait behind one that is retried.
 MOST_HELD_IN_ORDER: Final = 3200
+# During a drain: how often to check for redeliveries of settled but unacked messages, and for how
+# long to consume them.
+OWED_POLL_SECONDS: Final = 0.1
+MAX_OWED_SECONDS: Final = 5.0
+# How long other workers may take to ask about returned messages, and how often to check.
+HAND_OVER_SECONDS: Final = 3.0
+HAND_OVER_POLL_SECONDS: Final = 0.05
 
 
 class Worker:
@@ -96,7 +101,7 @@ class Worker:
         self._lock = (
             ActiveLock(queues, show=metrics.active.labels(own.queue).set) if is_ordered else None
         )
-        self._held = HeldDeliveries(
+        self._dispatcher = Dispatcher(
             own,
             process=partial(self._run_in_turn, Turns()) if is_ordered else self._run,
             changed=account.changed,
@@ -105,7 +110,7 @@ class Worker:
         self.consumer = Consumer(
             own,
             owner=self,
-            held=self._held,
+            dispatcher=self._dispatcher,
             lock=self._lock,
             changed=account.changed,
             metrics=metrics,
@@ -123,7 +128,10 @@ class Worker:
             own.queue,
             self._breaker,
             membership,
-            own_consumers=lambda: (self.consumer.is_registered, self._held.cancelled_consumers),
+            own_consumers=lambda: (
+                self.consumer.is_registered,
+                self._dispatcher.cancelled_consumers,
+            ),
         )
         parts: list[Part] = [
             PauseFollower(joint_pause, self._breaker, can_take=lambda: self.consumer.can_consume),
@@ -196,25 +204,85 @@ class Worker:
         self._account.stop()
         self._rate_limit.leave()
         self._settler.hurry()
-        self._held.cancel(lambda delivery: delivery.may_be_given_back)
+        self._dispatcher.cancel(lambda delivery: delivery.may_be_given_back)
         is_finished = False
         end_at = time.monotonic() + timeout_seconds
         try:
             async with asyncio.timeout(timeout_seconds):
-                is_finished = await finish(self._held, self.consumer, self._deduplicator)
+                is_finished = await self._finish()
         except TimeoutError:
             queue, fault = self._breaker.report.unstored or (None, None)
             log.warning("drain_timed_out", queue=queue, fault=fault)
-        await self._held.cut_off()
+        await self._dispatcher.cut_off()
         await self._membership.until_joined(most_seconds=end_at - time.monotonic())
         self._questions.give_up_copies()
-        await hand_over(self.consumer, self._deduplicator, self._membership)
+        await self._hand_over()
         if self._cluster_deduplicator is not None:
             self._cluster_deduplicator.report()
         await self._membership.leave()
         if not is_finished and self._deduplicator.expects_redeliveries:
             log.warning("acks_in_doubt")
         return is_finished
+
+    async def _finish(self) -> bool:
+        """Stop consuming, settle all deliveries, and wait until the broker has read the acks.
+
+        A message that is settled or decided but not acked is redelivered, and only this process
+        knows that it must not be sent again: such redeliveries are consumed and acked. All other
+        deliveries are left to the next worker. Returns False if the broker may not have read all
+        acks.
+        """
+        await self._settle_all()
+        has_come = await self._take_redeliveries()
+        await self._settle_all()
+        return has_come
+
+    async def _settle_all(self) -> None:
+        await self.consumer.stop()
+        await self._dispatcher.all_done()
+        await self.consumer.flush()
+
+    async def _take_redeliveries(self) -> bool:
+        """Return True if all expected redeliveries are acked or none arrives; False if some remain.
+
+        A message that another worker has received never arrives here. The wait therefore ends when
+        a connected broker delivers nothing for a while. While the broker is away, the wait
+        continues.
+        """
+        dispatcher = self._dispatcher
+        quiet_seconds = consuming_seconds = 0.0
+        # A delivery whose copy is not confirmed yet may be redelivered once more.
+        while self._deduplicator.expects_redeliveries or dispatcher.count:
+            if quiet_seconds >= COMES_AGAIN_SECONDS:
+                log.info("not_redelivered")
+                return True
+            if consuming_seconds >= MAX_OWED_SECONDS:
+                return False
+            self.consumer.resume()
+            began, taken = time.monotonic(), dispatcher.redeliveries
+            await asyncio.sleep(OWED_POLL_SECONDS)
+            if self.consumer.is_served:
+                seconds = time.monotonic() - began
+                consuming_seconds += seconds
+                is_quiet = dispatcher.redeliveries == taken and not dispatcher.count
+                quiet_seconds = quiet_seconds + seconds if is_quiet else 0.0
+        return True
+
+    async def _hand_over(self) -> None:
+        """Return released messages to the other workers while this process can answer questions.
+
+        Once this process has ended, no worker knows the idempotency key with which a message was
+        sent, or the outcome decided for it.
+        """
+        membership = self._membership
+        for _ in range(round(HAND_OVER_SECONDS / HAND_OVER_POLL_SECONDS)):
+            has_released = self._deduplicator.has_released
+            if not (has_released and membership.is_up and membership.count):
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(HAND_OVER_SECONDS):
+                    await self.consumer.end()
+            await asyncio.sleep(HAND_OVER_POLL_SECONDS)
 
     async def aclose(self) -> None:
         """Close the connections to the API."""
@@ -265,9 +333,9 @@ class Worker:
     def session_over(self, most_unacked: int) -> None:
         """Release waiting deliveries: they are redelivered, and must not remain the probe."""
         self._deduplicator.connection_lost(most_unacked=most_unacked)
-        self._held.cancel(
+        self._dispatcher.cancel(
             lambda delivery: (
-                (delivery.may_be_given_back or delivery.awaits_first) and delivery.is_stale
+                (delivery.may_be_given_back or delivery.awaits_original) and delivery.is_stale
             )
         )
 

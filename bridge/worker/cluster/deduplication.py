@@ -23,6 +23,7 @@ from typing import Final
 
 from bridge.amqp.frames import Body
 from bridge.amqp.properties import Properties
+from bridge.ttl_cache import MAX_ENTRIES, ExpiringMap
 from bridge.worker.cluster.membership import PRESENT, REMEMBERED, Membership, Part
 from bridge.worker.cluster.messages import (
     MAX_QUESTIONS,
@@ -43,11 +44,9 @@ from bridge.worker.cluster.messages import (
     write_records,
 )
 from bridge.worker.cluster.questions import ASK_AGAIN_SECONDS, BUSY_SECONDS, MOST_BUSY_SECONDS
-from bridge.worker.deduplicator import Deduplicator
+from bridge.worker.deduplicator import Deduplicator, IdentityOf, MessageIdentity
 from bridge.worker.delivery import Delivery
 from bridge.worker.envelope import bare_envelope
-from bridge.worker.expiring_map import MAX_ENTRIES, ExpiringMap
-from bridge.worker.message_identity import IdentityOf, MessageIdentity
 from bridge.worker.sent_messages import SENT_SECONDS, Accepted, SentMessages
 
 # Between two reports. The first after a quiet time goes at the end of the loop's iteration.

@@ -25,8 +25,8 @@ from pydantic import (
 from pydantic_core import to_json
 
 from bridge.amqp.frames import Body
+from bridge.worker.deduplicator import MessageIdentity
 from bridge.worker.fates import DeadReason, PauseReason, RetryReason
-from bridge.worker.message_identity import MessageIdentity
 from bridge.worker.sent_messages import Accepted
 
 VERSION: Final = 1

@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 
 from bridge.amqp.properties import Properties
 from bridge.errors import InvalidMessageError
+from bridge.ttl_cache import ExpiringMap
 from bridge.worker.cluster.membership import PRESENT, REMEMBERED, Membership, Part
 from bridge.worker.cluster.messages import (
     MAX_ANSWERS,
@@ -31,11 +32,9 @@ from bridge.worker.cluster.messages import (
     ReleasedOutcome,
     facts_of,
 )
-from bridge.worker.deduplicator import Deduplicator, Released, Repeat
+from bridge.worker.deduplicator import Deduplicator, MessageIdentity, Released, Repeat
 from bridge.worker.delivery import Delivery
 from bridge.worker.envelope import Envelope, read_envelope
-from bridge.worker.expiring_map import ExpiringMap
-from bridge.worker.message_identity import MessageIdentity
 from bridge.worker.metrics import WorkerMetrics
 from bridge.worker.outcomes import Dead, Outcome, Retried
 

@@ -19,8 +19,7 @@ from bridge.worker.limits.capacity import Capacity, RequestSlot
 from bridge.worker.limits.rate_limits import RateLimits
 from bridge.worker.metrics import WorkerMetrics
 from bridge.worker.outcomes import Dead, Outcome, Policy, Retried, Sent
-from bridge.worker.request import SendRequest
-from bridge.worker.segments import Encoding, count_segments
+from bridge.worker.request import Encoding, SendRequest, count_segments
 from bridge.worker.service.breaker import CircuitBreaker, Cluster
 from bridge.worker.service.sender import Sender, open_transport
 from bridge.worker.service.shape import Shape

@@ -14,8 +14,7 @@ from bridge.config.api_request import Slot, build_document, parse_text
 from bridge.errors import InvalidMessageError
 from bridge.json_pointer import as_text, split_pointer
 from bridge.worker.envelope import Envelope
-from bridge.worker.request import SendRequest, printable
-from bridge.worker.segments import count_segments
+from bridge.worker.request import SendRequest, count_segments, printable
 from bridge.worker.service.api_login import ApiLogin
 
 WriteBody = Callable[[SendRequest, Envelope], bytes]

@@ -12,8 +12,7 @@ from bridge.errors import Confirm, PublishError, PublishFault, Refusal
 from bridge.telemetry.metrics import BridgeMetrics, new_registry
 from bridge.worker.cluster.deduplication import RepeatedCopies
 from bridge.worker.cluster.membership import Membership
-from bridge.worker.deduplicator import Deduplicator
-from bridge.worker.message_identity import identity_of
+from bridge.worker.deduplicator import Deduplicator, identity_of
 
 
 class Published(NamedTuple):
@@ -164,7 +163,7 @@ class Channel:
 
     is_closed = False
     is_leaving = False
-    held = 0
+    in_progress = 0
 
     def __init__(self) -> None:
         self.acked: list[int] = []

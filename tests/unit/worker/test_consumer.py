@@ -25,8 +25,8 @@ from bridge.worker.consumer import (
     Consumer,
 )
 from bridge.worker.delivery import Delivery
+from bridge.worker.dispatcher import MAX_BYTES, POISON_SESSIONS, WARN_FROM_COUNT, Dispatcher
 from bridge.worker.envelope import DELIVERY_COUNT, REPEATED
-from bridge.worker.held import MAX_HELD_BYTES, POISON_SESSIONS, WARN_FROM_COUNT, HeldDeliveries
 from tests.clock import LeapingWorld
 from tests.deliveries import make_delivery
 from tests.ears import Ears
@@ -141,13 +141,13 @@ class World(LeapingWorld):
         self.channel = Channel(self.loop)
         self.wire = Wire()
         settings = WorkerSettings(queue="q")
-        self.held = HeldDeliveries(
+        self.dispatcher = Dispatcher(
             settings, process=self._process, changed=self.changed, metrics=self.metrics
         )
         self.consumer = Consumer(
             settings,
             owner=self,
-            held=self.held,
+            dispatcher=self.dispatcher,
             lock=None,
             changed=self.changed,
             metrics=self.metrics,
@@ -327,9 +327,9 @@ def test_a_new_consumer_on_demand(world: World) -> None:
         (USUAL_BODY_BYTES, 1000),
         (USUAL_BODY_BYTES + 1, 256),
         (MIB, 16),
-        (MAX_HELD_BYTES // 4, 4),
-        (MAX_HELD_BYTES // 4 + 1, 1),
-        (MAX_HELD_BYTES, 1),
+        (MAX_BYTES // 4, 4),
+        (MAX_BYTES // 4 + 1, 1),
+        (MAX_BYTES, 1),
     ],
 )
 def test_large_bodies_make_the_prefetch_smaller(world: World, size: int, prefetch: int) -> None:
@@ -416,7 +416,7 @@ def test_nothing_is_read_while_too_much_is_held(world: World) -> None:
 
     async def play() -> None:
         async with world.serving():
-            first, second = world.deliver(MAX_HELD_BYTES), world.deliver(1)
+            first, second = world.deliver(MAX_BYTES), world.deliver(1)
             states = [world.wire.is_reading]
             await world.want(50)
             await asyncio.sleep(2 * WATCH_SECONDS)
@@ -437,7 +437,7 @@ def test_what_a_lost_session_left_counts_for_the_next_one(world: World) -> None:
 
     async def play() -> None:
         async with world.serving():
-            held = world.deliver(MAX_HELD_BYTES + 1)
+            held = world.deliver(MAX_BYTES + 1)
         async with world.serving():
             assert (world.wire.is_reading, world.channel.asked) == (False, [])
             await world.let_go(held)
@@ -734,39 +734,39 @@ def test_a_queue_that_is_deleted_ends_the_session(world: World) -> None:
 def take(world: World, session: object) -> Delivery:
     """Take a delivery that is held."""
     delivery = make_delivery(session=session)
-    world.held.take(delivery)
+    world.dispatcher.start(delivery)
     return delivery
 
 
 def make_session() -> Any:
     """Make what stands for a session that lasts."""
     channel = SimpleNamespace(is_closed=False)
-    return SimpleNamespace(is_over=False, is_leaving=False, held=0, channel=channel)
+    return SimpleNamespace(is_over=False, is_leaving=False, in_progress=0, channel=channel)
 
 
 def test_cancelled_consumers_count_as_long_as_something_of_theirs_is_held(world: World) -> None:
     """Each that was given something and has not seen all of it acked is one; others are none."""
 
     async def play() -> None:
-        held, session = world.held, make_session()
-        held.note_cancel("q")
-        assert held.cancelled_consumers == 0
+        dispatcher, session = world.dispatcher, make_session()
+        dispatcher.note_cancel("q")
+        assert dispatcher.cancelled_consumers == 0
         first, second = take(world, session), take(world, session)
         await turns()
-        assert held.cancelled_consumers == 0
-        held.note_cancel("q")
-        held.note_cancel("q")
+        assert dispatcher.cancelled_consumers == 0
+        dispatcher.note_cancel("q")
+        dispatcher.note_cancel("q")
         third = take(world, session)
         await turns()
-        held.note_cancel("q.urgent")
-        held.note_cancel("q")
-        assert held.cancelled_consumers == 2
+        dispatcher.note_cancel("q.urgent")
+        dispatcher.note_cancel("q")
+        assert dispatcher.cancelled_consumers == 2
         await world.let_go(first)
-        assert held.cancelled_consumers == 2
+        assert dispatcher.cancelled_consumers == 2
         await world.let_go(second)
-        assert held.cancelled_consumers == 1
+        assert dispatcher.cancelled_consumers == 1
         await world.let_go(third)
-        assert held.cancelled_consumers == 0
+        assert dispatcher.cancelled_consumers == 0
 
     world.run(play())
 
@@ -777,8 +777,8 @@ def test_no_consumer_outlives_its_session(world: World) -> None:
     async def play() -> None:
         session = make_session()
         take(world, session)
-        world.held.note_cancel("q")
+        world.dispatcher.note_cancel("q")
         session.channel.is_closed = True
-        assert world.held.cancelled_consumers == 0
+        assert world.dispatcher.cancelled_consumers == 0
 
     world.run(play())

@@ -75,7 +75,7 @@ def test_who_waits_for_nothing_has_waited_for_nothing(delivery: Delivery, clock:
 
     assert delivery.waited_seconds == {}
     assert not delivery.may_be_given_back
-    assert not delivery.awaits_first
+    assert not delivery.awaits_original
 
 
 GIVEN_BACK = {"peers", "order", "due", "slot", "pace", "rate", "probe", "next_try"}
@@ -86,6 +86,6 @@ def test_only_what_is_not_sent_may_be_given_back(delivery: Delivery, cause: Wait
     """Behind a POST, or behind the first with its id, a delivery has to be settled here."""
     with delivery.waits(cause):
         assert delivery.may_be_given_back == (cause in GIVEN_BACK)
-        assert delivery.awaits_first == (cause == "ledger")
+        assert delivery.awaits_original == (cause == "original")
     assert not delivery.may_be_given_back
-    assert not delivery.awaits_first
+    assert not delivery.awaits_original

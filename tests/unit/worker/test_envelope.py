@@ -370,12 +370,6 @@ def test_on_uncertain_that_cannot_be_read(value: object) -> None:
         read_header(ON_UNCERTAIN, value)
 
 
-@pytest.mark.parametrize(("value", "key"), [("a", "a"), ("a b", "a b"), (b"c", "c")], ids=repr)
-def test_ordering_key(value: object, key: str) -> None:
-    """An ordering key is any text."""
-    assert read_header(ORDERING_KEY, value).ordering_key == key
-
-
 @pytest.mark.parametrize("value", ["", 17, ["a"], True])
 def test_ordering_key_that_cannot_be_read(value: object) -> None:
     """An ordering key that is no text makes the message invalid, and the header is named."""
@@ -1019,7 +1013,7 @@ def moved_back() -> Properties:
     [
         ("attempts", 0),
         ("uncertain_attempts", 0),
-        # The ledger tells the copy from the letter by it.
+        # The deduplicator tells the copy from the letter by it.
         ("copies", 6),
         ("first_delivered_at", NOW + 500),
         ("key", "m"),

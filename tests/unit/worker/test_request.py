@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from bridge.config import WorkerSettings
 from bridge.errors import InvalidMessageError
 from bridge.json_pointer import NOT_JSON, find_id, read_document
-from bridge.worker.request import SendRequest, parse_request
-from bridge.worker.segments import count_segments
+from bridge.worker.request import SendRequest, count_segments, parse_request
 
 NUMBER = "+491713920001"
 SENDER = "CanarySender"

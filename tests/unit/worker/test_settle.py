@@ -18,7 +18,13 @@ from bridge.amqp.publisher import Publisher
 from bridge.config import WorkerSettings
 from bridge.errors import BrokerError, Confirm, CopyRefusedError, Refusal
 from bridge.worker import envelope
-from bridge.worker.deduplicator import MAX_SET_ASIDE, Deduplicator
+from bridge.worker.deduplicator import (
+    MAX_SET_ASIDE,
+    Deduplicator,
+    MessageIdentity,
+    New,
+    Released,
+)
 from bridge.worker.delivery import Delivery, WaitCause
 from bridge.worker.outcomes import Dead, Outcome, Policy, Retried, Sent
 from bridge.worker.sent_messages import Accepted
@@ -68,6 +74,15 @@ class World(LeapingWorld):
             uncertain_attempts=1,
             trace=(("traceparent", "00-t"),),
         )
+
+    def fill_set_aside(self) -> None:
+        """Have as many messages stay unacked as may."""
+        identity = MessageIdentity(b"other", has_id=False, copies=0)
+        released = Released(self.delivery().envelope, UNSENT)
+        for _ in range(MAX_SET_ASIDE):
+            verdict = self.deduplicator.identify(identity, redelivered=False)
+            assert isinstance(verdict, New)
+            self.deduplicator.set_aside(verdict.in_flight, released)
 
     def replace(self, outcome: Outcome) -> float:
         """Publish what an outcome asks for, and return after how long it was confirmed."""
@@ -427,7 +442,7 @@ def test_a_large_copy_is_alone_from_the_first(
 
 def test_when_too_many_stay_unacked_the_others_wait(world: World) -> None:
     """The copy is tried again until it is stored, and nothing new is taken meanwhile."""
-    world.deduplicator.set_aside_count = MAX_SET_ASIDE
+    world.fill_set_aside()
     world.broker.refused_alone = [TOO_LARGE] * 3
     world.run(world.settler.replace(world.delivery(body=LARGE), UNSENT))
 
@@ -440,7 +455,7 @@ def test_what_the_broker_may_have_stored_before_it_ended_the_connection(
     world: World, refusal: Refusal, *, is_marked: bool
 ) -> None:
     """It may have ended that for another message; a channel it ends for the copy alone."""
-    world.deduplicator.set_aside_count = MAX_SET_ASIDE
+    world.fill_set_aside()
     delivery = world.delivery(body=LARGE)
     world.broker.refused_alone = [refusal]
     world.run(world.settler.replace(delivery, UNSENT))

@@ -132,8 +132,8 @@ class World(LeapingWorld):
         message_id: str = "m-1",
     ) -> "asyncio.Task[object]":
         """Have the broker deliver a message (a look inside: the consumer calls this)."""
-        before = set(self.worker._held._tasks)
-        self.worker._held.take(
+        before = set(self.worker._dispatcher._tasks)
+        self.worker._dispatcher.start(
             make_delivery(
                 message_id,
                 body=body,
@@ -143,7 +143,7 @@ class World(LeapingWorld):
                 clock=self.loop.time,
             )
         )
-        (task,) = set(self.worker._held._tasks) - before
+        (task,) = set(self.worker._dispatcher._tasks) - before
         return task
 
     def lose_connection(self) -> None:
@@ -307,7 +307,7 @@ def test_repeat_waits_for_the_first(world: World, ears: Ears) -> None:
 
     assert world.told == ["post", "ack", "ack", "publish to second"]
     waits = [line.get("waited_seconds") for line in ears.heard("delivery")]
-    assert waits == [None, {"ledger": 1.0}]
+    assert waits == [None, {"original": 1.0}]
 
 
 def test_repeat_in_a_pause_does_not_wait(world: World) -> None:

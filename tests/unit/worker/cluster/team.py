@@ -10,10 +10,18 @@ from bridge.worker.cluster.deduplication import ClusterDeduplicator, RepeatedCop
 from bridge.worker.cluster.membership import Membership, Part
 from bridge.worker.cluster.messages import Leave, Message, State
 from bridge.worker.cluster.questions import RedeliveryQuestions
-from bridge.worker.deduplicator import Deduplicator, InFlight, New, Released, Verdict, Wait
+from bridge.worker.deduplicator import (
+    Deduplicator,
+    InFlight,
+    MessageIdentity,
+    New,
+    Released,
+    Verdict,
+    Wait,
+    identity_of,
+)
 from bridge.worker.delivery import Delivery
 from bridge.worker.envelope import COPIES, FIRST_DELIVERED_AT
-from bridge.worker.message_identity import MessageIdentity, identity_of
 from bridge.worker.outcomes import Outcome
 from bridge.worker.sent_messages import Accepted
 from tests.clock import LeapingWorld

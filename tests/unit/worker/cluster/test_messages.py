@@ -36,9 +36,8 @@ from bridge.worker.cluster.messages import (
     write_records,
 )
 from bridge.worker.cluster.questions import write_released
-from bridge.worker.deduplicator import Released
+from bridge.worker.deduplicator import MessageIdentity, Released, identity_of
 from bridge.worker.envelope import Envelope
-from bridge.worker.message_identity import MessageIdentity, identity_of
 from bridge.worker.outcomes import Dead
 from bridge.worker.sent_messages import Accepted
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from bridge.config import SmsApiSettings
 from bridge.worker.envelope import Envelope
-from bridge.worker.request import SendRequest
-from bridge.worker.segments import count_segments
+from bridge.worker.request import SendRequest, count_segments
 from bridge.worker.service.shape import shape_from
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)

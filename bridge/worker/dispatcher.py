@@ -1,4 +1,4 @@
-"""The unsettled deliveries of this process, each with the task that processes it."""
+"""Start a task for each delivery, and limit the memory that deliveries in progress take."""
 
 import asyncio
 import time
@@ -23,7 +23,7 @@ POISON_SESSIONS: Final = 3
 WARN_FROM_COUNT: Final = 4
 # While the unsettled bodies exceed this, nothing is read from the connection. The body that is
 # being read comes on top.
-MAX_HELD_BYTES: Final = 32 * 1024 * 1024
+MAX_BYTES: Final = 32 * 1024 * 1024
 
 
 class ReadControl(Protocol):
@@ -48,7 +48,7 @@ class _DeliveryCounters:
         self.queue_age = metrics.queue_age.labels(queue)
 
 
-class HeldDeliveries:
+class Dispatcher:
     """Creates a `Delivery` for each message received, and runs `process` in a task for it.
 
     `process` must not raise. While too many bytes are unsettled, nothing is read from the
@@ -74,7 +74,7 @@ class HeldDeliveries:
         self._of_cancelled: list[set[Delivery]] = []
         self._last_delivery_at = 0.0
         self._empty_sessions = 0
-        self._held_bytes = 0
+        self._bytes = 0
         self._wire: ReadControl | None = None
         # Number of redelivered messages received so far.
         self.redeliveries = 0
@@ -121,7 +121,7 @@ class HeldDeliveries:
         properties: Properties,
         body: Body,
     ) -> Delivery:
-        """Create a delivery of a message that was received; pass it to `take`."""
+        """Create a delivery of a message that was received; pass it to `start`."""
         if self._empty_sessions:
             self._clear_suspicion()
         session.note_delivery(queue)
@@ -144,29 +144,29 @@ class HeldDeliveries:
             log.warning("delivered_often", message_id=delivery.envelope.key, before=count)
         return delivery
 
-    def take(self, delivery: Delivery) -> None:
+    def start(self, delivery: Delivery) -> None:
         """Start the task that processes a delivery."""
         self._count(delivery)
         task = asyncio.get_running_loop().create_task(self._process(delivery), name="delivery")
         self._tasks[task] = delivery
-        delivery.session.held += 1
-        self._held_bytes += len(delivery.body)
-        if self._held_bytes > MAX_HELD_BYTES and self._wire is not None:
+        delivery.session.in_progress += 1
+        self._bytes += len(delivery.body)
+        if self._bytes > MAX_BYTES and self._wire is not None:
             self._regulate(self._wire)
         task.add_done_callback(self._forget)
 
     def _forget(self, task: asyncio.Task[object]) -> None:
         delivery = self._tasks.pop(task)
-        self._held_bytes -= len(delivery.body)
+        self._bytes -= len(delivery.body)
         if self._wire is not None:
             self._regulate(self._wire)
         session = delivery.session
-        session.held -= 1
-        if session.is_leaving and not session.held:
+        session.in_progress -= 1
+        if session.is_leaving and not session.in_progress:
             self._changed.set()
 
     def _regulate(self, wire: ReadControl) -> None:
-        has_room = self._held_bytes <= MAX_HELD_BYTES
+        has_room = self._bytes <= MAX_BYTES
         if has_room is not wire.is_reading:
             wire.set_reading(enabled=has_room)
             self._changed.set()
@@ -194,8 +194,8 @@ class HeldDeliveries:
     def note_cancel(self, queue: str) -> None:
         """Note that a queue's consumer was cancelled, and which unsettled deliveries it had."""
         if queue == self._main_queue:
-            held = {one for one in self._tasks.values() if one.queue == queue}
-            self._of_cancelled.append(held.difference(*self._of_cancelled))
+            unsettled = {one for one in self._tasks.values() if one.queue == queue}
+            self._of_cancelled.append(unsettled.difference(*self._of_cancelled))
 
     @property
     def cancelled_consumers(self) -> int:

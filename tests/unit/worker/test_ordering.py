@@ -10,7 +10,7 @@ import pytest
 from bridge.amqp.properties import Properties
 from bridge.worker.delivery import Delivery
 from bridge.worker.envelope import ORDERING_KEY
-from bridge.worker.turns import Turns, ordering_key
+from bridge.worker.ordering import Turns, ordering_key
 from tests.clock import LeapingWorld
 from tests.deliveries import make_delivery
 from tests.unit.worker.stand_ins import Channel
