@@ -43,13 +43,13 @@ from bridge.worker.limits.capacity import Capacity
 from bridge.worker.metrics import WorkerMetrics
 from bridge.worker.outcomes import Policy, Sent
 from bridge.worker.request import SendRequest
+from bridge.worker.sent_messages import Accepted
 from bridge.worker.service import transport as posting
 from bridge.worker.service.account import Account
 from bridge.worker.service.sender import Sender, open_transport
 from bridge.worker.service.shape import shape_from
 from bridge.worker.service.transport import ApiConnection
 from bridge.worker.session import Session
-from bridge.worker.settle import accepted
 from bridge.worker.worker import Worker
 from tests.breakers import make_breaker
 
@@ -290,10 +290,10 @@ class Bench:
         identification, settler = self.worker._identification, self.worker._settler
         self.end(None)
         for delivery in deliveries:
-            identity = identification.identity_of(delivery)
+            identity = identification.identity_of(delivery.envelope, delivery.body)
             verdict = await identification.identify(delivery, identity)
-            acceptance = accepted(delivery.envelope, sent, 0.0)
-            identification.settle(cast("New", verdict).in_flight, acceptance, acked=True)
+            accepted = Accepted(1, sent.status, sent.provider_id, 0.0)
+            identification.settle(cast("New", verdict).in_flight, accepted, acked=True)
         self.end("it is identified and settled")
         for delivery in deliveries:
             settler.ack(delivery, sent)

@@ -365,9 +365,9 @@ class Consumer:
     ) -> None:
         if session.is_leaving:
             return  # Unacked: it returns to the queue with the others.
+        self._note_size(len(body))
         dispatcher = self._dispatcher
         dispatcher.start(dispatcher.make(session, queue, tag, redelivered, properties, body))
-        self._note_size(len(body))
 
     def _on_cancelled_by_broker(self, _frame: object) -> None:
         log.warning("consumer_cancelled", queue=self._queue)

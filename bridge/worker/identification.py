@@ -24,6 +24,7 @@ class Identification:
     """Decides whether a delivery may be processed, and reports its end to the other workers.
 
     `cluster` is None if messages published twice are not looked for at other workers.
+    `identity_of` identifies a message by its id and body, or by its text and number.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class Identification:
     ) -> None:
         self._is_stopping = False
         self.deduplicator = deduplicator
-        self._identity_of = identity_of
+        self.identity_of = identity_of
         self._questions = questions
         self._repeated_copies = repeated_copies
         self._cluster = cluster
@@ -48,14 +49,11 @@ class Identification:
         """Start a drain: ask other workers nothing more, and wait for messages in flight."""
         self._is_stopping = True
 
-    def identity_of(self, delivery: Delivery) -> MessageIdentity:
-        """Return the identity of a delivery: by its id and body, or by its text and number."""
-        return self._identity_of(delivery.envelope, delivery.body)
-
     async def learn(self, delivery: Delivery) -> None:
         """Ask the other workers what they know of a redelivery, and pass it to the deduplicator."""
         if not self._is_stopping:
-            await self._questions.learn_of(delivery, self.identity_of(delivery))
+            identity = self.identity_of(delivery.envelope, delivery.body)
+            await self._questions.learn_of(delivery, identity)
             delivery.is_asked_for = True
 
     async def identify(self, delivery: Delivery, identity: MessageIdentity) -> Verdict:

@@ -16,11 +16,11 @@ from bridge.worker.deduplicator import MessageIdentity, New, Released, Repeat, W
 from bridge.worker.delivery import Delivery
 from bridge.worker.envelope import Envelope, read_envelope
 from bridge.worker.identification import Identification
-from bridge.worker.outcomes import Dead, Outcome, Retried
+from bridge.worker.outcomes import Dead, Outcome, Retried, Sent
 from bridge.worker.request import RequestReader
 from bridge.worker.sent_messages import Accepted
 from bridge.worker.service.account import Account
-from bridge.worker.settle import Settler, accepted, count_attempt
+from bridge.worker.settle import Settler, count_attempt
 from bridge.worker.spans import WorkerSpans
 
 log = Log(__name__)
@@ -67,7 +67,7 @@ class Pipeline:
         """
         if self._spans is not None:
             self._spans.begin(delivery)
-        identity = self._identification.identity_of(delivery)
+        identity = self._identification.identity_of(delivery.envelope, delivery.body)
         match await self._identification.identify(delivery, identity):
             case New() as new:
                 outcome = await self._send_and_store(delivery, new)
@@ -121,8 +121,11 @@ class Pipeline:
         # keeps the next POST behind the ack.
         asyncio.get_running_loop().call_soon(delivery.free_slot)
         at = time.time()
-        acceptance = accepted(delivery.envelope, outcome, at)
-        self._identification.settle(new.in_flight, acceptance, acked=acked)
+        accepted = None
+        if isinstance(outcome, Sent):
+            attempts = delivery.envelope.attempts + 1
+            accepted = Accepted(attempts, outcome.status, outcome.provider_id, at)
+        self._identification.settle(new.in_flight, accepted, acked=acked)
         return at
 
     def _release(

@@ -32,7 +32,6 @@ from bridge.worker.outcomes import (
     attempts_after,
     name_of,
 )
-from bridge.worker.sent_messages import Accepted
 from bridge.worker.spans import end_delivery
 
 log = Log(__name__)
@@ -384,15 +383,6 @@ def count_attempt(envelope: Envelope, outcome: Retried | Dead) -> Envelope:
     return envelope._replace(
         attempts=envelope.attempts + outcome.burned,
         uncertain_attempts=envelope.uncertain_attempts + outcome.uncertain,
-    )
-
-
-def accepted(envelope: Envelope, outcome: Outcome, at: float) -> Accepted | None:
-    """Return the record of an acceptance, with which repeats are answered; None if not sent."""
-    if not isinstance(outcome, Sent):
-        return None
-    return Accepted(
-        attempts_after(envelope.attempts, outcome), outcome.status, outcome.provider_id, at
     )
 
 

@@ -31,7 +31,7 @@ from bridge.worker.deduplicator import (
     unsure_ack_seconds,
 )
 from bridge.worker.envelope import Envelope
-from bridge.worker.outcomes import Dead, Sent
+from bridge.worker.outcomes import Sent
 from bridge.worker.request import OpenSendRequest, SendRequest
 from bridge.worker.sent_messages import LEAST_OWN, SENT_SECONDS, Accepted
 from tests.clock import Clock
@@ -274,10 +274,14 @@ def test_what_differs_differs_as_bytes() -> None:
 
 UNSURE = unsure_ack_seconds(10)
 LONG = 10 * SENT_SECONDS
+LATER = 2 * COMES_AGAIN_SECONDS
 COPY = identity("m-1", copies=1)
 
-# Each is of messages with and without an id, or of those that it names. `new` and `again` are
-# worked on, the first time and when they are redelivered; `repeat` and `known` are not.
+# The steps of each history; it holds for these identities. `new`, `again`: a delivery, or a
+# redelivery, is processed. `repeat`, `known`: it is a repeat. `new-waits`, `again-waits`: it waits,
+# until the next `taken`, `dropped` or `cancelled`. `sent` to `set-aside`: how the oldest delivery
+# in progress ends. `recalled`, `undecided`, `nothing`: what is known of a released delivery.
+# A number is a time in seconds.
 HISTORIES: dict[str, tuple[str, tuple[MessageIdentity, ...]]] = {
     "unknown": ("new", (NAMED, NAMELESS)),
     "unknown redelivery": ("again", (NAMED, NAMELESS)),
@@ -314,7 +318,71 @@ HISTORIES: dict[str, tuple[str, tuple[MessageIdentity, ...]]] = {
     "copy there twice": ("new replaced repeat known", (COPY,)),
     "copy released": ("new released new", (COPY,)),
     "copies without an id": ("new replaced new", (identity(None, copies=1),)),
+    # Decided and not settled
+    "decided": ("new decided again recalled nothing", (NAMED, NAMELESS)),
+    "decided twice": ("new decided again recalled decided again recalled", (NAMED,)),
+    "undecided": ("new released again undecided", (NAMED,)),
+    "decided, same words": ("new decided new again recalled nothing", (NAMELESS,)),
+    "decided, a day later": ("new decided 86400 nothing", (NAMELESS,)),
+    "decided before undecided": ("new released new decided recalled undecided", (NAMELESS,)),
+    "undecided before in doubt": ("new sent new lost released again undecided known", (NAMELESS,)),
+    "undecided before unacked": (
+        "new unacked new lost released again undecided known",
+        (NAMELESS,),
+    ),
+    "set aside": (
+        f"new set-aside not-expected {10 * DOUBT_SECONDS} lost expected again recalled nothing",
+        (NAMED, NAMELESS),
+    ),
+    # While the original is in flight
+    "redelivery waits": ("new lost again-waits", (NAMED, NAMELESS)),
+    "sent meanwhile": ("new lost again-waits sent dropped", (NAMED, NAMELESS)),
+    "sent meanwhile, ack lost": ("new lost again-waits unacked dropped", (NAMED, NAMELESS)),
+    "replaced meanwhile": ("new lost again-waits replaced dropped", (NAMED, NAMELESS)),
+    "replaced, ack lost": ("new lost again-waits replaced-unacked dropped", (NAMED, NAMELESS)),
+    "released meanwhile": ("new lost again-waits released taken", (NAMED, NAMELESS)),
+    "one of several is taken": ("new again-waits again-waits released taken", (NAMED,)),
+    "published again, sent": ("new new-waits sent dropped", (NAMED,)),
+    "published again, not sent": ("new new-waits replaced taken", (NAMED,)),
+    "copy there twice at once": ("new new-waits replaced dropped", (COPY,)),
+    "another worker's repeat": ("new again-waits replaced taken", (NAMED,)),
+    "ack of the original": (
+        "new again-waits replaced taken lost replaced-unacked known known",
+        (NAMED,),
+    ),
+    "another worker's same words": ("new again sent", (NAMELESS,)),
+    "two in flight": (
+        "new new lost again-waits again-waits unacked unacked dropped dropped",
+        (NAMELESS,),
+    ),
+    "one of two in flight": ("new new unacked lost again-waits known", (NAMELESS,)),
+    "wait is cancelled": ("new again-waits again-waits cancelled sent dropped", (NAMED,)),
+    "cancelled and redelivered": (
+        "new lost again-waits cancelled again-waits unacked dropped",
+        (NAMED, NAMELESS),
+    ),
+    "lost twice": (
+        "new lost again-waits cancelled lost again-waits unacked dropped",
+        (NAMELESS,),
+    ),
+    # Which redeliveries a drain waits for
+    "connection alive": ("new sent not-expected", (NAMED,)),
+    "sent before the loss": (
+        f"new sent away {LATER} expected back {LATER / 2 - 0.1} expected 0.2 not-expected",
+        (NAMED,),
+    ),
+    "registered twice": (
+        f"new sent away back {LATER / 2 - 0.1} back 0.2 not-expected",
+        (NAMED,),
+    ),
+    "owed an ack": (
+        f"new lost unacked {LATER} expected known-unacked expected known not-expected",
+        (NAMED, NAMELESS),
+    ),
+    "owed an outcome": (f"new decided lost {LATER} expected again recalled not-expected", (NAMED,)),
+    "owed nothing": (f"new lost released {LATER} not-expected", (NAMED,)),
     # A broker that is away: time stands still
+    "away, decided": (f"new away decided {LONG} back again recalled", (NAMED,)),
     "away": (f"new away unacked {LONG} back known", (NAMED, NAMELESS)),
     "away twice": (f"new away unacked {LONG} back away {LONG} back known", (NAMELESS,)),
     "forgotten after it is back": (
@@ -322,6 +390,72 @@ HISTORIES: dict[str, tuple[str, tuple[MessageIdentity, ...]]] = {
         (NAMELESS,),
     ),
 }
+
+
+class History:
+    """What happens to one message, step by step."""
+
+    def __init__(self, deduplicator: Book, clock: Clock, one: MessageIdentity) -> None:
+        self._deduplicator = deduplicator
+        self._clock = clock
+        self._one = one
+        self._waiting: list[asyncio.Task[bool]] = []
+
+    async def play(self, steps: list[str]) -> None:
+        """Do the steps; all waits that have ended must have been expected."""
+        for step in steps:
+            match step:
+                case "new" | "again" | "repeat" | "known" | "known-unacked":
+                    await self._take(step)
+                case "new-waits" | "again-waits" | "taken" | "dropped" | "cancelled":
+                    self._wait(step)
+                case "lost" | "away":
+                    self._deduplicator.connection_lost(and_back=step == "lost")
+                case "back":
+                    self._deduplicator.consuming_again()
+                case "recalled" | "undecided" | "nothing":
+                    known = {"recalled": DECISION, "undecided": NOTHING_DECIDED, "nothing": None}
+                    assert self._deduplicator.recall(self._one) is known[step]
+                case "expected" | "not-expected":
+                    assert self._deduplicator.expects_redeliveries == (step == "expected")
+                case _ if step[0].isdigit():
+                    self._clock.now += float(step)
+                case _:
+                    self._end(step)
+            await others_run()
+        assert not [task for task in self._waiting if task.done()]
+        for task in self._waiting:
+            task.cancel()
+
+    async def _take(self, step: str) -> None:
+        taken = await self._deduplicator.take(
+            self._one, redelivered=step not in {"new", "repeat"}, acked=step != "known-unacked"
+        )
+        assert taken == (step in {"new", "again"}), step
+
+    def _wait(self, step: str) -> None:
+        if step.endswith("-waits"):
+            taking = self._deduplicator.take(self._one, redelivered=step == "again-waits")
+            self._waiting.append(asyncio.create_task(taking))
+        elif step == "cancelled":
+            self._waiting.pop(0).cancel()
+        else:
+            ended = next(task for task in self._waiting if task.done())
+            self._waiting.remove(ended)
+            assert ended.result() == (step == "taken")
+
+    def _end(self, step: str) -> None:
+        deduplicator, one = self._deduplicator, self._one
+        match step:
+            case "sent" | "unacked":
+                deduplicator.settle(one, sent=True, acked=step == "sent")
+            case "replaced" | "replaced-unacked":
+                deduplicator.settle(one, sent=False, acked=step == "replaced")
+            case "released" | "decided":
+                deduplicator.release(one, DECISION if step == "decided" else NOTHING_DECIDED)
+            case _:
+                assert step == "set-aside"
+                deduplicator.set_aside(one, DECISION)
 
 
 @pytest.mark.parametrize(
@@ -335,25 +469,8 @@ HISTORIES: dict[str, tuple[str, tuple[MessageIdentity, ...]]] = {
 async def test_history(
     deduplicator: Book, clock: Clock, history: str, one: MessageIdentity
 ) -> None:
-    """A redelivery is a repeat if its first is settled, as far as this process can know."""
-    for step in history.split():
-        match step:
-            case "new" | "again" | "repeat" | "known":
-                is_redelivered = step in {"again", "known"}
-                taken = await deduplicator.take(one, redelivered=is_redelivered)
-                assert taken == (step in {"new", "again"}), step
-            case "sent" | "unacked":
-                deduplicator.settle(one, sent=True, acked=step == "sent")
-            case "replaced" | "replaced-unacked":
-                deduplicator.settle(one, sent=False, acked=step == "replaced")
-            case "released":
-                deduplicator.release(one, None)
-            case "lost" | "away":
-                deduplicator.connection_lost(and_back=step == "lost")
-            case "back":
-                deduplicator.consuming_again()
-            case seconds:
-                clock.now += float(seconds)
+    """A redelivery is a repeat if its original is settled, as far as this process can know."""
+    await History(deduplicator, clock, one).play(history.split())
 
 
 async def test_copy_of_a_sent_id_is_a_repeat(deduplicator: Book) -> None:
@@ -463,26 +580,6 @@ async def test_random_histories() -> None:
         assert model.sent == model.messages, seed
 
 
-# --- The first time ------------------------------------------------------------------------------
-
-
-@each_kind
-async def test_what_is_set_aside_is_remembered_until_it_comes_again(
-    deduplicator: Book, clock: Clock, one: MessageIdentity
-) -> None:
-    """Hours later its session ends: it is taken, with what was decided, and is in no doubt."""
-    assert await deduplicator.take(one, redelivered=False)
-    deduplicator.set_aside(one, DECISION)
-    owed_before = deduplicator.expects_redeliveries
-    clock.now += 10 * DOUBT_SECONDS
-    deduplicator.connection_lost()
-
-    assert (owed_before, deduplicator.expects_redeliveries) == (False, True)
-    assert await deduplicator.take(one, redelivered=True)
-    assert deduplicator.recall(one) == DECISION
-    assert deduplicator.recall(one) is None
-
-
 # --- Sent, with an id ----------------------------------------------------------------------------
 
 
@@ -547,51 +644,7 @@ async def test_redelivery_during_the_first_is_not_answered(deduplicator: Book) -
     assert await repeat is None
 
 
-async def test_repeat_from_another_worker_is_tried_when_the_first_is_not_sent(
-    deduplicator: Book,
-) -> None:
-    """A redelivery while our connection stands is no copy of the first, which failed: it is tried.
-
-    Whoever waits for a reply to it would hear nothing otherwise.
-    """
-    await deduplicator.take(NAMED, redelivered=False)
-    repeat = asyncio.create_task(deduplicator.take(NAMED, redelivered=True))
-    await others_run()
-    deduplicator.settle(NAMED, sent=False, acked=True)
-
-    assert await repeat
-    deduplicator.connection_lost()
-
-
-async def test_ack_of_the_first_is_in_doubt_whoever_waits(deduplicator: Book) -> None:
-    """That a repeat waits for the first says nothing of the first's own ack."""
-    await deduplicator.take(NAMED, redelivered=False)
-    repeat = asyncio.create_task(deduplicator.take(NAMED, redelivered=True))
-    await others_run()
-    deduplicator.settle(NAMED, sent=False, acked=True)
-    assert await repeat
-    deduplicator.connection_lost()
-    deduplicator.settle(NAMED, sent=False, acked=False)
-
-    assert [await deduplicator.take(NAMED, redelivered=True) for _ in range(2)] == [False, False]
-
-
 # --- Sent, without an id -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("acked", [True, False], ids=["acked", "ack lost"])
-async def test_what_went_back_goes_before_what_is_in_doubt(
-    deduplicator: Book, *, acked: bool
-) -> None:
-    """Of two equal texts the one that went back unsettled is worked on, the other a repeat."""
-    await done(deduplicator, NAMELESS, acked=acked)
-    await deduplicator.take(NAMELESS, redelivered=False)
-    deduplicator.connection_lost()
-    deduplicator.release(NAMELESS, None)
-
-    assert await deduplicator.take(NAMELESS, redelivered=True)
-    assert deduplicator.recall(NAMELESS) is NOTHING_DECIDED
-    assert not await deduplicator.take(NAMELESS, redelivered=True)
 
 
 @pytest.mark.parametrize(("most_unacked", "is_new"), [(1, True), (2, False)])
@@ -654,18 +707,6 @@ async def test_copy_that_is_there_twice_is_replaced_once(
     assert await deduplicator.take(identity("m-1", copies=2), redelivered=redelivered)
 
 
-async def test_copy_that_is_there_twice_at_once_is_replaced_once(deduplicator: Book) -> None:
-    """The second of two copies waits for the first, and is then a repeat."""
-    one = identity("m-1", copies=1)
-    assert await deduplicator.take(one, redelivered=False)
-    second = asyncio.create_task(deduplicator.take(one, redelivered=False))
-    await others_run()
-    assert not second.done()
-    deduplicator.settle(one, sent=False, acked=True)
-
-    assert not await second
-
-
 async def test_copy_of_a_later_publish_is_taken(deduplicator: Book) -> None:
     """Whoever publishes an id again, because it was not sent, has all its tries once more."""
     await done(deduplicator, identity("m-1", copies=1, try_of="1795324586.386"), sent=False)
@@ -677,19 +718,6 @@ async def test_copy_of_a_later_publish_is_taken(deduplicator: Book) -> None:
 
 
 # --- In flight -----------------------------------------------------------------------------------
-
-
-@each_kind
-async def test_redelivery_waits_for_the_first(deduplicator: Book, one: MessageIdentity) -> None:
-    """A redelivery of what is in flight here waits for its end."""
-    await deduplicator.take(one, redelivered=False)
-    deduplicator.connection_lost()
-    again = asyncio.create_task(deduplicator.take(one, redelivered=True))
-    await others_run()
-    waits = not again.done()
-    again.cancel()
-
-    assert waits
 
 
 @pytest.mark.parametrize("redelivered", [False, True], ids=["new", "from another worker"])
@@ -719,133 +747,6 @@ async def test_redelivery_waits_for_itself_in_any_case(clock: Clock) -> None:
     assert await again == Repeat(None)
 
 
-@each_kind
-@pytest.mark.parametrize("sent", [True, False], ids=["sent", "replaced"])
-@pytest.mark.parametrize("acked", [True, False], ids=["acked", "ack lost"])
-async def test_redelivery_of_what_is_settled_meanwhile(
-    deduplicator: Book, one: MessageIdentity, *, sent: bool, acked: bool
-) -> None:
-    """A redelivery that waited is a repeat once the first is settled."""
-    await deduplicator.take(one, redelivered=False)
-    deduplicator.connection_lost()
-    again = asyncio.create_task(deduplicator.take(one, redelivered=True))
-    await others_run()
-    deduplicator.settle(one, sent=sent, acked=acked)
-
-    assert not await again
-
-
-@each_kind
-async def test_redelivery_of_what_is_given_back_meanwhile(
-    deduplicator: Book, one: MessageIdentity
-) -> None:
-    """A redelivery that waited is worked on once the first is given back."""
-    await deduplicator.take(one, redelivered=False)
-    deduplicator.connection_lost()
-    again = asyncio.create_task(deduplicator.take(one, redelivered=True))
-    await others_run()
-    deduplicator.release(one, None)
-
-    assert await again
-
-
-async def test_one_of_many_redeliveries_is_taken(deduplicator: Book) -> None:
-    """Of several that waited one is worked on, and the others wait for that one."""
-    await deduplicator.take(NAMED, redelivered=False)
-    again = [asyncio.create_task(deduplicator.take(NAMED, redelivered=True)) for _ in range(3)]
-    await others_run()
-    deduplicator.release(NAMED, None)
-    await others_run()
-    taken = [task.result() for task in again if task.done()]
-    for task in again:
-        task.cancel()
-
-    assert taken == [True]
-
-
-@pytest.mark.parametrize(("sent", "taken"), [(True, False), (False, True)], ids=["sent", "not"])
-async def test_id_that_is_published_again_meanwhile(
-    deduplicator: Book, *, sent: bool, taken: bool
-) -> None:
-    """An id that is published twice is sent once, and if that fails tried again."""
-    await deduplicator.take(NAMED, redelivered=False)
-    again = asyncio.create_task(deduplicator.take(NAMED, redelivered=False))
-    await others_run()
-    deduplicator.settle(NAMED, sent=sent, acked=True)
-
-    assert await again == taken
-
-
-async def test_redelivery_from_elsewhere_is_another_message(deduplicator: Book) -> None:
-    """While our connection stands, a redelivery of equal words is another worker's message."""
-    await deduplicator.take(NAMELESS, redelivered=False)
-    other = asyncio.create_task(deduplicator.take(NAMELESS, redelivered=True))
-    await others_run()
-    deduplicator.settle(NAMELESS, sent=True, acked=True)
-
-    assert await other
-
-
-async def test_two_equal_messages_in_flight_come_again(deduplicator: Book) -> None:
-    """Two equal messages in flight when the connection ends are each known when they return."""
-    for _ in range(2):
-        await deduplicator.take(NAMELESS, redelivered=False)
-    deduplicator.connection_lost()
-    again = [asyncio.create_task(deduplicator.take(NAMELESS, redelivered=True)) for _ in range(2)]
-    await others_run()
-    for _ in range(2):
-        deduplicator.settle(NAMELESS, sent=True, acked=False)
-
-    assert [await task for task in again] == [False, False]
-
-
-async def test_first_of_two_equal_messages_ends_nothing_of_the_other(deduplicator: Book) -> None:
-    """While the second of two equal messages is in flight, its redelivery is not taken."""
-    for _ in range(2):
-        await deduplicator.take(NAMELESS, redelivered=False)
-    deduplicator.settle(NAMELESS, sent=True, acked=False)
-    deduplicator.connection_lost()
-    again = [asyncio.create_task(deduplicator.take(NAMELESS, redelivered=True)) for _ in range(2)]
-    await others_run()
-    taken = [task.result() for task in again if task.done()]
-    for task in again:
-        task.cancel()
-
-    assert True not in taken
-
-
-async def test_waiting_redelivery_that_is_cancelled(deduplicator: Book) -> None:
-    """A redelivery that stops waiting leaves the first, and the next, as they were."""
-    await deduplicator.take(NAMED, redelivered=False)
-    gone = asyncio.create_task(deduplicator.take(NAMED, redelivered=True))
-    again = asyncio.create_task(deduplicator.take(NAMED, redelivered=True))
-    await others_run()
-    gone.cancel()
-    await others_run()
-    deduplicator.settle(NAMED, sent=True, acked=True)
-
-    assert not await again
-
-
-@each_kind
-async def test_redelivery_after_one_that_was_cancelled_waits_as_well(
-    deduplicator: Book, one: MessageIdentity
-) -> None:
-    """A redelivery that is cancelled comes once more, and is not sent while the first is."""
-    await deduplicator.take(one, redelivered=False)
-    deduplicator.connection_lost()
-    gone = asyncio.create_task(deduplicator.take(one, redelivered=True))
-    await others_run()
-    gone.cancel()
-    await asyncio.wait({gone})
-    again = asyncio.create_task(deduplicator.take(one, redelivered=True))
-    await others_run()
-    assert not again.done()
-    deduplicator.settle(one, sent=True, acked=False)
-
-    assert await again is False
-
-
 # --- Decided and not settled ---------------------------------------------------------------------
 
 
@@ -855,64 +756,11 @@ async def decided(deduplicator: Book, one: MessageIdentity) -> None:
     deduplicator.release(one, DECISION)
 
 
-async def test_decision_is_recalled(deduplicator: Book) -> None:
-    """What was decided about a delivery that could not be settled is known when it returns."""
-    await decided(deduplicator, NAMED)
-    await deduplicator.take(NAMED, redelivered=True)
-
-    assert deduplicator.recall(NAMED) is DECISION
-
-
-async def test_decision_is_recalled_once(deduplicator: Book) -> None:
-    """A decision is carried out once."""
-    await decided(deduplicator, NAMED)
-    deduplicator.recall(NAMED)
-
-    assert deduplicator.recall(NAMED) is None
-
-
 async def test_decision_is_about_one_copy(deduplicator: Book) -> None:
     """A decision about the original says nothing about its copy."""
     await decided(deduplicator, NAMED)
 
     assert deduplicator.recall(identity("m-1", copies=1)) is None
-
-
-async def test_later_decision_counts(deduplicator: Book) -> None:
-    """A delivery that was given back twice has the decision of the second time."""
-    later = Released(DECISION.envelope, Dead(reason="refused", detail="no"))
-    await decided(deduplicator, NAMED)
-    await deduplicator.take(NAMED, redelivered=True)
-    deduplicator.recall(NAMED)
-    deduplicator.release(NAMED, later)
-
-    assert deduplicator.recall(NAMED) is later
-
-
-async def test_what_went_back_undecided_keeps_its_envelope(deduplicator: Book) -> None:
-    """What was given back undecided goes on with its key and its counts."""
-    await deduplicator.take(NAMED, redelivered=False)
-    deduplicator.release(NAMED, None)
-
-    assert deduplicator.recall(NAMED) is NOTHING_DECIDED
-
-
-async def test_decision_is_for_redeliveries_only(deduplicator: Book) -> None:
-    """Equal words that come for the first time are another message."""
-    await decided(deduplicator, NAMELESS)
-    assert await deduplicator.take(NAMELESS, redelivered=False)
-    assert await deduplicator.take(NAMELESS, redelivered=True)
-
-    assert deduplicator.recall(NAMELESS) is DECISION
-    assert deduplicator.recall(NAMELESS) is None
-
-
-async def test_decision_does_not_outlive_its_redelivery(deduplicator: Book, clock: Clock) -> None:
-    """A day later equal words are another message, which an old decision must not swallow."""
-    await decided(deduplicator, NAMELESS)
-    clock.now += 86400
-
-    assert deduplicator.recall(NAMELESS) is None
 
 
 async def test_what_is_known_of_a_repeat_is_recalled_for_a_repeat(clock: Clock) -> None:
@@ -1021,126 +869,7 @@ async def test_oldest_decisions_are_forgotten_first(deduplicator: Book) -> None:
     assert known == [False, True]
 
 
-# --- What may come again -------------------------------------------------------------------------
-
-
-async def test_nothing_is_expected_without_a_loss(deduplicator: Book) -> None:
-    """Acks on a connection that lives have arrived."""
-    await done(deduplicator, NAMED)
-
-    assert not deduplicator.expects_redeliveries
-
-
-async def test_sent_just_before_a_loss_is_expected(deduplicator: Book, clock: Clock) -> None:
-    """What was acked just before a loss is expected until some time after consuming again."""
-    await done(deduplicator, NAMED)
-    deduplicator.connection_lost(and_back=False)
-    clock.now += 10 * COMES_AGAIN_SECONDS
-    assert deduplicator.expects_redeliveries
-
-    deduplicator.consuming_again()
-    clock.now += COMES_AGAIN_SECONDS - 0.1
-    assert deduplicator.expects_redeliveries
-    clock.now += 0.2
-    assert not deduplicator.expects_redeliveries
-
-
-@each_kind
-async def test_what_is_owed_an_ack_is_expected(
-    deduplicator: Book, clock: Clock, one: MessageIdentity
-) -> None:
-    """What was sent and could not be acked is expected until it has come again, and its repeats."""
-    await deduplicator.take(one, redelivered=False)
-    deduplicator.connection_lost()
-    deduplicator.settle(one, sent=True, acked=False)
-    clock.now += 2 * COMES_AGAIN_SECONDS
-    assert deduplicator.expects_redeliveries
-
-    assert not await deduplicator.take(one, redelivered=True, acked=False)
-    assert deduplicator.expects_redeliveries
-    assert not await deduplicator.take(one, redelivered=True)
-    assert not deduplicator.expects_redeliveries
-
-
-async def test_a_decision_is_expected_until_it_is_carried_out(
-    deduplicator: Book, clock: Clock
-) -> None:
-    """What was decided about a message, and is not replaced yet, only this process knows."""
-    await decided(deduplicator, NAMED)
-    deduplicator.connection_lost()
-    clock.now += 2 * COMES_AGAIN_SECONDS
-    assert deduplicator.expects_redeliveries
-
-    await deduplicator.take(NAMED, redelivered=True)
-    deduplicator.recall(NAMED)
-    assert not deduplicator.expects_redeliveries
-
-
-async def test_what_went_back_undecided_is_not_expected(deduplicator: Book, clock: Clock) -> None:
-    """It can as well be sent by the next worker."""
-    await deduplicator.take(NAMED, redelivered=False)
-    deduplicator.connection_lost()
-    deduplicator.release(NAMED, None)
-    clock.now += 2 * COMES_AGAIN_SECONDS
-
-    assert not deduplicator.expects_redeliveries
-
-
-async def test_of_two_equals_the_one_that_is_decided_is_recalled(deduplicator: Book) -> None:
-    """An equal text of which nothing is decided goes back first, and comes second."""
-    for kept in (None, DECISION):
-        await deduplicator.take(NAMELESS, redelivered=False)
-        deduplicator.release(NAMELESS, kept)
-
-    assert deduplicator.recall(NAMELESS) is DECISION
-    assert deduplicator.recall(NAMELESS) is NOTHING_DECIDED
-
-
-async def test_consuming_again_ends_nothing_early(deduplicator: Book, clock: Clock) -> None:
-    """A second registration on the same connection does not make the wait longer."""
-    await done(deduplicator, NAMED)
-    deduplicator.connection_lost(and_back=False)
-    deduplicator.consuming_again()
-    clock.now += COMES_AGAIN_SECONDS - 0.1
-    deduplicator.consuming_again()
-    clock.now += 0.2
-
-    assert not deduplicator.expects_redeliveries
-
-
 # --- A broker that is away -----------------------------------------------------------------------
-
-
-async def test_long_absence_of_the_broker_forgets_no_decision(
-    deduplicator: Book, clock: Clock
-) -> None:
-    """What must not be sent again is known when it comes again."""
-    await deduplicator.take(NAMED, redelivered=False)
-    deduplicator.connection_lost(and_back=False)
-    deduplicator.release(NAMED, DECISION)
-    clock.now += LONG
-    deduplicator.consuming_again()
-    await deduplicator.take(NAMED, redelivered=True)
-
-    assert deduplicator.recall(NAMED) == DECISION
-
-
-async def test_two_losses_during_one_send(deduplicator: Book) -> None:
-    """However often the connection is lost meanwhile, the redelivery waits for the first."""
-    await deduplicator.take(NAMELESS, redelivered=False)
-    deduplicator.connection_lost()
-    first = asyncio.create_task(deduplicator.take(NAMELESS, redelivered=True))
-    await others_run()
-    assert not first.done()
-    first.cancel()
-    await asyncio.wait({first})
-    deduplicator.connection_lost()
-    second = asyncio.create_task(deduplicator.take(NAMELESS, redelivered=True))
-    await others_run()
-    assert not second.done()
-    deduplicator.settle(NAMELESS, sent=True, acked=False)
-
-    assert await second is False
 
 
 @pytest.mark.parametrize(("heartbeat", "seconds"), [(10, 40), (60, 185)])

@@ -27,8 +27,7 @@ from bridge.worker.deduplicator import (
 )
 from bridge.worker.delivery import Delivery, WaitCause
 from bridge.worker.outcomes import Dead, Outcome, Policy, Retried, Sent
-from bridge.worker.sent_messages import Accepted
-from bridge.worker.settle import MAX_UNCONFIRMED_SECONDS, Settler, accepted
+from bridge.worker.settle import MAX_UNCONFIRMED_SECONDS, Settler
 from tests.breakers import make_breaker
 from tests.clock import LeapingWorld
 from tests.deliveries import make_delivery
@@ -461,18 +460,6 @@ def test_what_the_broker_may_have_stored_before_it_ended_the_connection(
     world.run(world.settler.replace(delivery, UNSENT))
 
     assert delivery.envelope.has_been_copied is is_marked
-
-
-# What a repeat is answered
-
-
-def test_only_what_was_sent_answers_repeats(world: World) -> None:
-    """The deduplicator keeps how a message was accepted, with the attempt that did it."""
-    sent = world.delivery().envelope
-
-    assert accepted(sent, SENT, AT) == Accepted(3, 202, "sms-1", AT)
-    assert accepted(sent, DEAD, AT) is None
-    assert accepted(sent, BURNED, AT) is None
 
 
 # The ack
