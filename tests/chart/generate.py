@@ -107,14 +107,14 @@ def runbook_sections(text: str) -> Iterator[tuple[str, str, str]]:
 
 
 def runbooks() -> str:
-    """Make files/runbooks.yaml: each section of docs/runbooks.md by its alert, the head as README.
+    """Make files/runbooks.yaml: each section of docs/runbooks.md by its alert, the rest as README.
 
     Links become their words: from where this is read they lead nowhere.
     """
     text = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", RUNBOOKS_DOCUMENT.read_text())
     lines = ["# Made of docs/runbooks.md by `make chart-files`."]
-    kept = {"README": text.partition("\n## ")[0].strip()}
-    kept |= {name: said for _, name, said in runbook_sections(text)}
+    kept = {"README": text.partition("\n## Worker\n")[0].strip()}
+    kept |= {name: said for part, name, said in runbook_sections(text) if name != part}
     for name, section in kept.items():
         lines += [f"{name}: |", textwrap.indent(section, "  ")]
     return "\n".join(lines) + "\n"
