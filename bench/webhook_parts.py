@@ -141,7 +141,7 @@ class Bench:
         verified = [receiver._verify(webhook) for webhook in webhooks]
         counted.end("its signature is verified")
         for webhook, one in zip(webhooks, verified, strict=True):
-            receiver._name(webhook, one)
+            webhook.events = receiver._read(webhook, one)
         counted.end("the event is named")
         self._end(webhooks)
         self._publish(webhooks)
@@ -153,15 +153,13 @@ class Bench:
     def _end(self, webhooks: list[Webhook]) -> None:
         self.counted.end(None)
         for webhook in webhooks:
-            assert webhook.event is not None
-            self.receiver._accepted(webhook, webhook.event, is_new=True)
+            self.receiver._accepted(webhook, is_new=True)
         self.counted.end("its end is counted and logged")
 
     def _publish(self, webhooks: list[Webhook]) -> None:
         self.counted.end(None)
         for webhook in webhooks:
-            assert webhook.event is not None
-            self.receiver._publish_at_once(webhook, webhook.event)
+            self.receiver._publish_at_once(webhook)
         self.counted.end("it is published")
 
 

@@ -81,6 +81,16 @@ def code_meanings(name: Preset) -> Mapping[str, str]:
     return meanings
 
 
+def receipt_meanings(name: Preset) -> Mapping[str, str]:
+    """Return our explanation of each error code in the service's delivery receipts.
+
+    A service that numbers these separately has `receipt_meanings`; the others use one set of codes.
+    """
+    preset = _read(name)
+    meanings: Mapping[str, str] = preset.get("receipt_meanings", preset["meanings"])
+    return meanings
+
+
 def needed_settings(name: Preset) -> Mapping[str, str]:
     """Return the settings of `sms_api` that the service needs, with its own name for each."""
     needs: Mapping[str, str] = _read(name)["needs"]

@@ -43,23 +43,24 @@ StatusValue = Annotated[
 ]
 StatusValues = Annotated[tuple[StatusValue, ...], List, Field(max_length=MAX_VALUES)]
 Pointers = Annotated[tuple[Pointer, ...], List, Field(max_length=10)]
+TypeValues = Annotated[tuple[Name, ...], List, Field(max_length=MAX_VALUES)]
 
 
 class ReceiptSettings(ServiceSection):
     """How a delivery receipt is recognised and read; without `status_pointers` no event is one.
 
-    In each list of pointers, the first one that finds a value counts. With `list_pointer` an event
-    may contain several receipts, and the other pointers start at each member of that list.
+    In each list of pointers, the first one that finds a value counts. With `items_pointer` of the
+    endpoint an event may contain several receipts, and the pointers start at each of its items.
     """
 
-    type_values: Annotated[tuple[Name, ...], List, Field(max_length=MAX_VALUES)] = ()
-    list_pointer: Pointer | None = None
+    type_values: TypeValues = ()
     status_pointers: Pointers = ()
     delivered: StatusValues = ()
     failed: StatusValues = ()
     pending: StatusValues = ()
     provider_id_pointers: Pointers = ()
     message_id_pointers: Pointers = ()
+    to_pointers: Pointers = ()
     code_pointers: Pointers = ()
 
     @model_validator(mode="after")
@@ -79,6 +80,49 @@ class ReceiptSettings(ServiceSection):
             )
         return self
 
+
+class MediaSettings(Section):
+    """Where media are: a pointer with `*` for a list, or with `{n}` for the numbers from 0 on."""
+
+    url: Pointer
+    content_type: Pointer | None = None
+
+
+class MessageSettings(Section):
+    """How a person's message is recognised and read, for normalized events.
+
+    An event is a message if its type is one of `type_values`, or if there are none and the event
+    has no type. It needs a sender, and a text or media. The pointers are read like those of
+    receipts.
+    """
+
+    type_values: TypeValues = ()
+    from_pointers: Pointers = ()
+    to_pointers: Pointers = ()
+    text_pointers: Pointers = ()
+    provider_id_pointers: Pointers = ()
+    media: Annotated[tuple[MediaSettings, ...], List, Field(max_length=10)] = ()
+
+
+class OptOutSettings(Section):
+    """How the service says that a message was an opt-out or opt-in, for normalized events."""
+
+    keyword_pointers: Pointers = ()
+    stop: StatusValues = ()
+    start: StatusValues = ()
+
+
+# The types of normalized events that the bridge itself defines.
+NORMALIZED_TYPES: Final = (
+    "message.received",
+    "receipt.delivered",
+    "receipt.failed",
+    "receipt.pending",
+    "opt_out",
+    "opt_in",
+)
+BodyForm = Literal["raw", "normalized"]
+NumberForm = Literal["e164", "digits"]
 
 # Presets of signature schemes.
 SignaturePreset = Literal[
@@ -169,7 +213,19 @@ class EndpointSettings(Section):
     )
     event_types: Annotated[tuple[Name, ...], List, Field(max_length=20)] = ("message.received",)
     public_url: PublicUrl | None = None
+    # None: as `webhook.body`; there, normalized for every preset but `generic`.
+    body: BodyForm | None = None
+    items_pointer: Pointer | None = None
+    numbers: NumberForm = "e164"
+    message: MessageSettings = MessageSettings(
+        type_values=("message.received",),
+        from_pointers=("/data/from",),
+        to_pointers=("/data/to",),
+        text_pointers=("/data/text",),
+        provider_id_pointers=("/data/message_id", "/data/id"),
+    )
     receipts: ReceiptSettings = ReceiptSettings()
+    opt_out: OptOutSettings = OptOutSettings()
     answer: AnswerSettings = AnswerSettings()
     unsigned: UnsignedStatus = 401
     response_timeout_seconds: Duration | None = None
@@ -265,7 +321,17 @@ class WebhookSettings(EndpointSettings):
     @property
     def known_types_of_all(self) -> tuple[str, ...]:
         """The types that metrics and logs may name, of every endpoint."""
-        return tuple(dict.fromkeys(t for one in self.all_endpoints for t in one.known_types))
+        return tuple(dict.fromkeys(t for one in self.all_endpoints for t in self.types_of(one)))
+
+    def types_of(self, endpoint: EndpointSettings) -> tuple[str, ...]:
+        """Return the types of an endpoint's events that metrics and logs may name."""
+        own = endpoint.known_types
+        return own if self.is_raw(endpoint) else (*NORMALIZED_TYPES, *own)
+
+    def is_raw(self, endpoint: EndpointSettings) -> bool:
+        """Whether an endpoint's events are the service's own bodies, instead of normalized ones."""
+        by_preset = "raw" if endpoint.preset == "generic" else "normalized"
+        return (endpoint.body or self.body or by_preset) == "raw"
 
     def response_seconds(self, endpoint: EndpointSettings) -> float:
         """Return the time in seconds within which an endpoint's webhooks are answered.
@@ -295,7 +361,8 @@ class WebhookSettings(EndpointSettings):
             return
         default = EndpointSettings(path=type(self).model_fields["path"].default)
         for name in EndpointSettings.model_fields:
-            if name == "response_timeout_seconds":
+            # These two hold for the other endpoints as well.
+            if name in {"response_timeout_seconds", "body"}:
                 continue
             if getattr(self, name) != getattr(default, name):
                 yield (

@@ -1,8 +1,9 @@
-"""Turns a verified webhook into an event: type, id, routing key, AMQP properties."""
+"""Names a verified webhook: type, id, routing key, and the AMQP properties of an event."""
 
 import functools
 import hashlib
 import zlib
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import parse_qsl
@@ -17,6 +18,7 @@ from bridge.webhook.receipts import Receipt, read_receipts
 from bridge.webhook.signatures.forms import FORM, is_form_type
 from bridge.webhook.signatures.verify import Verified
 
+JSON: Final = "application/json"
 EVENT_ID: Final = "sms-bridge-event-id"
 BODY_SHA256: Final = "sms-bridge-body-sha256"
 DELIVERY: Final = "sms-bridge-delivery"
@@ -44,9 +46,12 @@ class Form(dict[str, str]):
 
 
 class WebhookEvent:
-    """One verified webhook. `type` is None if neither the body nor the endpoint names one.
+    """A message to publish for a verified webhook: its whole body, or a normalized event from it.
 
-    `path` is the endpoint's path. `signed_at` is in unix seconds, or None if the scheme signs no
+    `type` is None if neither the body nor the endpoint names one. `sha256` is the digest of the
+    webhook's body. A repeat has the same `identity`: path, content and id. The id alone does not
+    suffice: several events may concern one message, an unsigned id can be replaced, and two
+    services may use the same id. `signed_at` is in unix seconds, or None if the scheme signs no
     timestamp.
     """
 
@@ -54,9 +59,10 @@ class WebhookEvent:
 
     __slots__ = (
         "body",
+        "content_encoding",
+        "content_type",
         "event_id",
-        "is_json",
-        "path",
+        "identity",
         "receipts",
         "routing_key",
         "sha256",
@@ -67,23 +73,25 @@ class WebhookEvent:
     def __init__(  # noqa: PLR0913  all parts of an event
         self,
         *,
-        path: str,
         body: bytes,
-        is_json: bool,
+        content_type: str | None,
+        content_encoding: str | None = None,
         type: str | None,  # noqa: A002  AMQP's name
         routing_key: str,
         sha256: str,
         event_id: str | None,
+        identity: str | None,
         signed_at: float | None,
-        receipts: tuple[Receipt, ...] = (),
+        receipts: Sequence[Receipt] = (),
     ) -> None:
-        self.path = path
         self.body = body
-        self.is_json = is_json
+        self.content_type = content_type
+        self.content_encoding = content_encoding
         self.type = type
         self.routing_key = routing_key
         self.sha256 = sha256
         self.event_id = event_id
+        self.identity = identity
         self.signed_at = signed_at
         self.receipts = receipts
 
@@ -94,16 +102,11 @@ class WebhookEvent:
 
     @property
     def repeat_key(self) -> bytes | None:
-        """Key by which a repeat is recognised; None if the event has no id.
-
-        The key covers path, body and id. The id alone does not suffice: several events may concern
-        one message, an unsigned id can be replaced, and two services may use the same id. A digest
-        takes a third of the memory of these parts.
-        """
-        if self.event_id is None:
+        """Key by which a repeat is recognised; None if the event has no id."""
+        if self.identity is None:
             return None
-        whole = f"{self.path} {self.sha256} {self.event_id}".encode()
-        return hashlib.blake2b(whole, digest_size=_REPEAT_KEY_BYTES).digest()
+        # A digest takes a third of the memory of these parts.
+        return hashlib.blake2b(self.identity.encode(), digest_size=_REPEAT_KEY_BYTES).digest()
 
 
 def name_event(
@@ -113,7 +116,7 @@ def name_event(
     endpoint: EndpointSettings,
     content_encoding: str | None = None,
 ) -> WebhookEvent:
-    """Find type, id and receipts of an authentic body; the body itself is never changed.
+    """Find type, id and receipts of an authentic body, which is published as it is.
 
     The type is the first text found by a pointer, else the endpoint's constant. The id is the
     signed id, else the first found by a pointer.
@@ -123,16 +126,20 @@ def name_event(
     kind = find_text(document, endpoint.event_type_pointers)
     if kind is None:
         kind = endpoint.event_type
+    is_json = document is not NOT_JSON and type(document) is not Form
+    sha256 = hashlib.sha256(body).hexdigest()
+    event_id = verified.event_id or find_id(document, endpoint.event_id_pointers)
     return WebhookEvent(
-        path=endpoint.path,
         body=body,
-        is_json=document is not NOT_JSON and type(document) is not Form,
+        content_type=JSON if is_json else content_type,
+        content_encoding=content_encoding,
         type=kind,
         routing_key=UNPARSED if kind is None else routing_key_of(kind, endpoint),
-        sha256=hashlib.sha256(body).hexdigest(),
-        event_id=verified.event_id or find_id(document, endpoint.event_id_pointers),
+        sha256=sha256,
+        event_id=event_id,
+        identity=None if event_id is None else f"{endpoint.path} {sha256} {event_id}",
         signed_at=verified.timestamp,
-        receipts=read_receipts(document, kind, endpoint.receipts),
+        receipts=read_receipts(document, kind, endpoint),
     )
 
 
@@ -186,9 +193,7 @@ def as_form(request: Request) -> Request:
     )
 
 
-def properties_of(
-    event: WebhookEvent, request: Request, *, message_id: str, trace: TraceHeaders
-) -> Properties:
+def properties_of(event: WebhookEvent, *, message_id: str, trace: TraceHeaders) -> Properties:
     """Build the AMQP properties of an event, trace headers included.
 
     `message_id` must be unique for each publish, because a returned message is recognised by it.
@@ -201,10 +206,8 @@ def properties_of(
     for name, value in trace:
         headers[name] = value
     return Properties(
-        content_type=(
-            "application/json" if event.is_json else _short(request.header(b"content-type"))
-        ),
-        content_encoding=_short(request.header(b"content-encoding")),
+        content_type=_short(event.content_type),
+        content_encoding=_short(event.content_encoding),
         delivery_mode=_PERSISTENT,
         message_type=_short(event.type),
         timestamp=datetime.now(UTC),

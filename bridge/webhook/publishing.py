@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
@@ -160,7 +160,7 @@ async def all_of(*publishes: Awaitable[bool]) -> list[bool]:
     return [end is True for end in ends]
 
 
-def _outcomes(receipts: tuple[Receipt, ...], at: float) -> Iterator[OutcomeEvent]:
+def _outcomes(receipts: Sequence[Receipt], at: float) -> Iterator[OutcomeEvent]:
     for receipt in receipts:
         outcome = _OUTCOMES.get(receipt.delivery)
         if outcome is not None:
@@ -170,6 +170,7 @@ def _outcomes(receipts: tuple[Receipt, ...], at: float) -> Iterator[OutcomeEvent
                 message_id=receipt.message_id,
                 provider_id=receipt.provider_id,
                 code=receipt.code,
+                meaning=receipt.meaning,
             )
 
 

@@ -1,9 +1,11 @@
 """Reads delivery receipts from event bodies. Does no I/O."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
+from bridge.config import EndpointSettings
+from bridge.config.presets import receipt_meanings
 from bridge.config.webhook import ReceiptSettings
 from bridge.json_pointer import as_text, find_all, find_code, find_id
 
@@ -18,53 +20,65 @@ _PLUS: Final = re.compile(r"\+[0-9]")
 class Receipt(NamedTuple):
     """The delivery state of one message, as the service reports it.
 
-    `delivery` is None if the service's word for it is unknown. `provider_id` is the service's id of
-    the message, `message_id` our reference from the request, `code` the reason of a failure.
+    `delivery` is None if the service's word for it, `status`, is unknown. `provider_id` is the
+    service's id of the message, `message_id` our reference from the request, `code` the reason of a
+    failure, `meaning` our explanation of it.
     """
 
     delivery: DeliveryState | None
     provider_id: str | None = None
     message_id: str | None = None
     code: str | None = None
+    meaning: str | None = None
+    status: str | None = None
 
 
-def read_receipts(
+def read_receipts(document: Any, kind: str | None, endpoint: EndpointSettings) -> list[Receipt]:  # noqa: ANN401  JSON
+    """Return the receipts in an event of this type; empty if it is not a delivery receipt."""
+    settings = endpoint.receipts
+    if not settings.status_pointers:
+        return []
+    pointer = endpoint.items_pointer
+    items = (document,) if pointer is None else find_all(document, f"{pointer}/*")
+    meanings = receipt_meanings(endpoint.preset)
+    read = [read_receipt(item, kind, settings, meanings) for item in items]
+    return [receipt for receipt in read if receipt is not None]
+
+
+def read_receipt(
     document: Any,  # noqa: ANN401  JSON
-    event_type: str | None,
+    kind: str | None,
     settings: ReceiptSettings,
-) -> tuple[Receipt, ...]:
-    """Return the receipts in an event; empty if it is not a delivery receipt.
+    meanings: Mapping[str, str],
+) -> Receipt | None:
+    """Return the receipt in an event or an item of one; None if it is not a delivery receipt.
 
     Invalid ids (see `find_id`) and ids that look like phone numbers are left out.
     """
-    if not settings.status_pointers:
-        return ()
-    if settings.type_values and event_type not in settings.type_values:
-        return ()
-    read = (_read_receipt(one, settings) for one in _documents(document, settings.list_pointer))
-    return tuple(receipt for receipt in read if receipt is not None)
-
-
-def _documents(document: Any, list_pointer: str | None) -> Iterable[Any]:  # noqa: ANN401  JSON
-    return (document,) if list_pointer is None else find_all(document, f"{list_pointer}/*")
-
-
-def _read_receipt(document: Any, settings: ReceiptSettings) -> Receipt | None:  # noqa: ANN401
+    if settings.type_values and kind not in settings.type_values:
+        return None
     status = _find_status(document, settings.status_pointers)
     if status is None:
         return None
-    provider_id = find_id(document, settings.provider_id_pointers)
     message_id = find_id(document, settings.message_id_pointers)
     delivery = _delivery(status, settings)
+    # Other receipts carry the service's code for "no error".
+    code = _find_error(document, settings.code_pointers) if delivery == "failed" else None
     return Receipt(
         delivery=delivery,
-        # Many services use plain numbers as ids, so only an id with a + is taken for a phone
-        # number.
-        provider_id=None if provider_id is None or _PLUS.search(provider_id) else provider_id,
+        provider_id=find_provider_id(document, settings.provider_id_pointers),
         message_id=None if message_id is None or _looks_like_number(message_id) else message_id,
-        # Other receipts carry the service's code for "no error".
-        code=_find_error(document, settings.code_pointers) if delivery == "failed" else None,
+        code=code,
+        meaning=None if code is None else meanings.get(code),
+        status=status,
     )
+
+
+def find_provider_id(document: Any, pointers: Sequence[str]) -> str | None:  # noqa: ANN401  JSON
+    """Return the service's id of a message; None if it looks like a phone number."""
+    provider_id = find_id(document, pointers)
+    # Many services use plain numbers as ids, so only an id with a + is taken for a phone number.
+    return None if provider_id is None or _PLUS.search(provider_id) else provider_id
 
 
 def _find_error(document: Any, pointers: Sequence[str]) -> str | None:  # noqa: ANN401  JSON

@@ -25,9 +25,10 @@ from bridge.telemetry.logs import Log
 from bridge.telemetry.trace_context import Span, TraceHeaders, Tracer
 from bridge.topology.upkeep import Upkeep
 from bridge.webhook.endpoint import RETRY_AFTER_SECONDS, Endpoint
-from bridge.webhook.event import WebhookEvent, as_form, name_event, properties_of
+from bridge.webhook.event import UNPARSED, WebhookEvent, as_form, name_event, properties_of
 from bridge.webhook.metrics import EventOutcome, WebhookMetrics
-from bridge.webhook.publishing import ReceiptOutcomes, RecentEvents, all_of
+from bridge.webhook.normalize import normalize
+from bridge.webhook.publishing import MAX_AT_ONCE, ReceiptOutcomes, RecentEvents, all_of
 from bridge.webhook.recorder import Recorder, Webhook
 from bridge.webhook.signatures.verify import Verified, verify
 from bridge.webhook.spans import begin_publish, end_publish, publish_in
@@ -69,11 +70,10 @@ def _seconds_for(endpoint: Endpoint, settings: WebhookSettings) -> float:
 class Unconfirmed:
     """A webhook whose event is published but not confirmed, and the answer that waits for it."""
 
-    __slots__ = ("answer", "event", "span", "webhook")
+    __slots__ = ("answer", "span", "webhook")
 
-    def __init__(self, webhook: Webhook, event: WebhookEvent, span: Span) -> None:
+    def __init__(self, webhook: Webhook, span: Span) -> None:
         self.webhook = webhook
-        self.event = event
         self.span = span
         self.answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
 
@@ -126,6 +126,7 @@ class Receiver:
             for seconds in self._response_seconds.values()
         }
         self._unconfirmed = {path: lines[s] for path, s in self._response_seconds.items()}
+        self._raw_paths = frozenset(one.path for one in endpoints if settings.is_raw(one.settings))
         # Routing keys of returned events, until an event with the same key is routed.
         self._unroutable: set[str] = set()
         self._queue_missing = asyncio.Event()
@@ -174,8 +175,8 @@ class Receiver:
             if self.recorder.in_flight > self._settings.max_in_flight:
                 raise RefusedError(_TRY_LATER, "overloaded")  # noqa: TRY301  caught below
             verified = self._verify(webhook)
-            event = self._name(webhook, verified)
-            return self._publish_at_once(webhook, event) or self._publish_later(webhook, event)
+            webhook.events = self._read(webhook, verified)
+            return self._publish_at_once(webhook) or self._publish_later(webhook)
         except Exception as error:  # noqa: BLE001  a bug is answered too
             return self._refuse(webhook, error)
 
@@ -205,35 +206,39 @@ class Receiver:
             self._metrics.signature_age.observe(max(0.0, now - verified.timestamp))
         return verified
 
-    def _name(self, webhook: Webhook, verified: Verified) -> WebhookEvent:
+    def _read(self, webhook: Webhook, verified: Verified) -> list[WebhookEvent]:
         request = webhook.request
         if request.method == "GET":
             webhook.request = request = as_form(request)
         content_type = request.header(b"content-type")
-        settings = webhook.endpoint.settings
         encoding = request.header(b"content-encoding")
-        event = webhook.event = name_event(request.body, content_type, verified, settings, encoding)
-        return event
+        body, settings = request.body, webhook.endpoint.settings
+        if settings.path in self._raw_paths:
+            return [name_event(body, content_type, verified, settings, encoding)]
+        return normalize(body, content_type, verified, settings, encoding, now=time.time())
 
-    def _publish_at_once(self, webhook: Webhook, event: WebhookEvent) -> ResponseOrFuture | None:
-        """Publish an event if only its confirm must be awaited; otherwise return None."""
+    def _publish_at_once(self, webhook: Webhook) -> ResponseOrFuture | None:
+        """Publish a single event if only its confirm must be awaited; otherwise return None."""
+        if len(webhook.events) > 1:
+            return None
+        event = webhook.events[0]
         has_outcomes = self._outcomes is not None and event.receipts
         key = event.repeat_key
         if has_outcomes or self._recent.is_in_flight(key):
             return None
         if self._recent.is_remembered(key):
-            return self._accepted(webhook, event, is_new=False)
+            return self._accepted(webhook, is_new=False)
         span = begin_publish(webhook.span, self._exchange)
         publication = self._publisher.write_at_once(
             event.body,
             exchange=self._exchange,
             routing_key=event.routing_key,
-            properties=self._properties(webhook, event, span.headers),
+            properties=self._properties(event, span.headers),
         )
         if publication is None:
             return None
         self._recent.follow(key, publication)
-        waiting = Unconfirmed(webhook, event, span)
+        waiting = Unconfirmed(webhook, span)
         line = self._unconfirmed[webhook.endpoint.path]
         line.add(publication, waiting)
         # The confirm may come long after the answer; until then, only the publication is kept.
@@ -261,78 +266,83 @@ class Receiver:
         try:
             end_publish(waiting.span, error)
             if error is None:
-                response = self._accepted(waiting.webhook, waiting.event, is_new=True)
+                response = self._accepted(waiting.webhook, is_new=True)
             else:
+                self._note_returned(waiting.webhook.events[0], error)
                 response = self._refuse(waiting.webhook, error)
         except Exception as bug:  # noqa: BLE001  a bug is answered too
             answer.set_exception(bug)
         else:
             answer.set_result(response)
 
-    def _publish_later(self, webhook: Webhook, event: WebhookEvent) -> ResponseOrFuture:
-        return asyncio.get_running_loop().create_task(self._publish(webhook, event))
+    def _publish_later(self, webhook: Webhook) -> ResponseOrFuture:
+        return asyncio.get_running_loop().create_task(self._publish(webhook))
 
-    async def _publish(self, webhook: Webhook, event: WebhookEvent) -> Response:
-        """Publish an event and the outcome events of its receipts; return when all are confirmed.
+    async def _publish(self, webhook: Webhook) -> Response:
+        """Publish the events and the outcome events of receipts; return when all are confirmed.
 
         Waits for room in the publisher, and for an earlier publish of the same event. Publishes
         nothing twice.
         """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._response_seconds[webhook.endpoint.path]
-        span = webhook.span
-        publish_event = publish_in(
-            span, self._exchange, partial(self._publish_event, webhook, event, deadline)
-        )
+        deadline = asyncio.get_running_loop().time() + self._response_seconds[webhook.endpoint.path]
+        events, span = webhook.events, webhook.span
         try:
-            if self._outcomes is None or not event.receipts:
-                is_new = await publish_event
-            else:
-                tell = self._outcomes.publish(
-                    event, span.headers, at=time.time(), deadline=deadline
-                )
-                is_new = any(await all_of(publish_event, tell))
+            is_new = await self._publish_event(events[0], span, deadline)
+            for begin in range(1, len(events), MAX_AT_ONCE):
+                some = events[begin : begin + MAX_AT_ONCE]
+                publishes = (self._publish_event(event, span, deadline) for event in some)
+                is_new |= any(await all_of(*publishes))
         except asyncio.CancelledError:
             self.recorder.forget()
             raise
         except Exception as error:  # noqa: BLE001  a bug is answered too
             return self._refuse(webhook, error)
-        return self._accepted(webhook, event, is_new=is_new)
+        return self._accepted(webhook, is_new=is_new)
 
-    def _publish_event(
-        self, webhook: Webhook, event: WebhookEvent, deadline: float, trace: TraceHeaders
+    async def _publish_event(self, event: WebhookEvent, span: Span, deadline: float) -> bool:
+        """Publish an event and its outcome events; return whether any was new."""
+        publish = publish_in(span, self._exchange, partial(self._write, event, deadline))
+        try:
+            if self._outcomes is None or not event.receipts:
+                return await publish
+            tell = self._outcomes.publish(event, span.headers, at=time.time(), deadline=deadline)
+            return any(await all_of(publish, tell))
+        except PublishError as error:
+            self._note_returned(event, error)
+            raise
+
+    def _write(
+        self, event: WebhookEvent, deadline: float, trace: TraceHeaders
     ) -> Coroutine[Any, Any, bool]:
         def write() -> Awaitable[Publication]:
             return self._publisher.write(
                 event.body,
                 exchange=self._exchange,
                 routing_key=event.routing_key,
-                properties=self._properties(webhook, event, trace),
+                properties=self._properties(event, trace),
                 deadline=deadline,
             )
 
         return self._recent.once(event.repeat_key, write, deadline=deadline)
 
-    def _properties(self, webhook: Webhook, event: WebhookEvent, trace: TraceHeaders) -> Properties:
+    def _properties(self, event: WebhookEvent, trace: TraceHeaders) -> Properties:
         message_id = f"{self._process_id}-{next(self._numbers)}"
-        return properties_of(event, webhook.request, message_id=message_id, trace=trace)
+        return properties_of(event, message_id=message_id, trace=trace)
 
-    def _accepted(self, webhook: Webhook, event: WebhookEvent, *, is_new: bool) -> Response:
+    def _accepted(self, webhook: Webhook, *, is_new: bool) -> Response:
         if not is_new:
             return self.recorder.end(webhook, "duplicate", None, webhook.endpoint.accepted)
-        if event.routing_key in self._unroutable:
-            self._unroutable.discard(event.routing_key)
-            log.info(
-                "events_routable",
-                exchange=self._exchange,
-                type=self._metrics.type_label(event.type),
-            )
-        return self.recorder.end(
-            webhook,
-            "unparsed" if event.type is None else "published",
-            None,
-            webhook.endpoint.accepted,
-        )
+        for event in webhook.events:
+            if event.routing_key in self._unroutable:
+                self._unroutable.discard(event.routing_key)
+                log.info(
+                    "events_routable",
+                    exchange=self._exchange,
+                    type=self._metrics.type_label(event.type),
+                )
+        is_unparsed = webhook.events[0].routing_key == UNPARSED
+        outcome: EventOutcome = "unparsed" if is_unparsed else "published"
+        return self.recorder.end(webhook, outcome, None, webhook.endpoint.accepted)
 
     def _refuse(self, webhook: Webhook, error: Exception) -> Response:
         match error:
@@ -340,8 +350,6 @@ class Receiver:
                 return self.recorder.end(webhook, error.outcome, error.why, error.response)
             case PublishError():
                 why = error.why
-                if error.fault == "returned" and webhook.event is not None:
-                    self._note_unroutable(webhook.event)
             case TimeoutError():
                 why = "no confirm in time"
             case _:
@@ -349,8 +357,10 @@ class Receiver:
                 why = "internal_error"
         return self.recorder.end(webhook, "publish_failed", why, _TRY_LATER)
 
-    def _note_unroutable(self, event: WebhookEvent) -> None:
+    def _note_returned(self, event: WebhookEvent, error: PublishError) -> None:
         """Trigger a new declaration of the bridge's own queue, and log an unroutable key once."""
+        if error.fault != "returned":
+            return
         self._queue_missing.set()
         if event.routing_key not in self._unroutable and len(self._unroutable) < MAX_UNROUTABLE:
             self._unroutable.add(event.routing_key)

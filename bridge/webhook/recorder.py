@@ -34,16 +34,16 @@ _NOT_ALLOWED_STATUS: Final = 405
 
 
 class Webhook:
-    """One request to an endpoint; `event` is set when the signature is verified."""
+    """One request to an endpoint; `events` is empty until the signature is verified."""
 
-    __slots__ = ("endpoint", "event", "request", "span", "started")
+    __slots__ = ("endpoint", "events", "request", "span", "started")
 
     def __init__(self, request: Request, endpoint: Endpoint, span: Span) -> None:
         self.request = request
         self.endpoint = endpoint
         self.span = span
         self.started = time.perf_counter()
-        self.event: WebhookEvent | None = None
+        self.events: list[WebhookEvent] = []
 
 
 class Recorder:
@@ -87,27 +87,24 @@ class Recorder:
         """Record the answer to a webhook, and return it."""
         self.in_flight -= 1
         seconds = time.perf_counter() - webhook.started
-        event, path, status = webhook.event, webhook.endpoint.path, response.status
+        path, status = webhook.endpoint.path, response.status
         trace_id = None
-        if event is None:
+        if not webhook.events:
             self._metrics.events.labels("unknown", outcome).inc()
             self._log_refused(path, outcome, why, status)
         else:
             trace_id = webhook.span.trace_id
-            kind = self._metrics.type_label(event.type)
-            self._count_event(event, kind, outcome)
-            shown = kind
-            if event.receipts and kind == OTHER:
-                known = webhook.endpoint.receipt_types
-                shown = event.type if event.type in known and event.type else RECEIPT
-            facts = self._facts(event, shown, path, outcome, why, status, seconds)
+            for event in webhook.events:
+                self._count_event(event, outcome)
+            facts = self._facts(webhook, outcome, why, status, seconds)
             log.info_facts("webhook", facts)
             end_webhook(webhook.span, facts)
         self._count_request(webhook.request.method, path, status)
         self._metrics.http_duration.labels(path).observe(seconds, trace_id)
         return response
 
-    def _count_event(self, event: WebhookEvent, kind: str, outcome: EventOutcome) -> None:
+    def _count_event(self, event: WebhookEvent, outcome: EventOutcome) -> None:
+        kind = self._metrics.type_label(event.type)
         self._metrics.events.labels(kind, outcome).inc()
         if outcome in {"published", "unparsed"}:
             now = time.time()
@@ -120,34 +117,41 @@ class Recorder:
 
     def _facts(
         self,
-        event: WebhookEvent,
-        kind: str,
-        path: str,
+        webhook: Webhook,
         outcome: EventOutcome,
         why: str | None,
         status: int,
         seconds: float,
     ) -> dict[str, object]:
+        event, count = webhook.events[0], len(webhook.events)
+        kind = self._metrics.type_label(event.type)
+        if event.receipts and kind == OTHER:
+            known = webhook.endpoint.receipt_types
+            kind = event.type if event.type in known and event.type else RECEIPT
         facts: dict[str, object] = {
-            "route": path if self._names_routes else None,
+            "route": webhook.endpoint.path if self._names_routes else None,
             "outcome": outcome,
             "why": why,
             "status": status,
             "type": kind,
             "event_id": event.event_id,
-            "bytes": len(event.body),
+            "bytes": len(webhook.request.body),
             "seconds": shown_seconds(seconds),
         }
-        receipt, count = event.receipt, len(event.receipts)
-        if receipt is not None:
+        if count > 1:
+            facts |= {"events": count}
+        receipts = event.receipts
+        if count == 1 and len(receipts) == 1:
+            receipt = receipts[0]
             facts |= {
                 "delivery": receipt.delivery or UNKNOWN_DELIVERY,
                 "message_id": receipt.message_id,
                 "provider_id": receipt.provider_id,
                 "code": receipt.code,
+                "meaning": receipt.meaning,
             }
-        elif count:
-            facts |= {"receipts": count}
+        elif receipts:
+            facts |= {"receipts": sum(len(one.receipts) for one in webhook.events)}
         return facts
 
     def record_refusal(self, method: str | None, path: str | None, response: Response) -> None:

@@ -108,6 +108,7 @@ async def line(
         "sms_api.account": "an-account",
         "sms_api.key": canaries.key,
         "webhook.preset": "vonage",
+        "webhook.body": "raw",
         "webhook.signature.preset": "plain",
         "webhook.secrets": [canaries.secret],
         "webhook.exchange": f"{name}.inbound",

@@ -114,6 +114,7 @@ async def services(
         "webhook.exchange": exchange,
         "webhook.queue": exchange,
         "webhook.secrets": [secret],
+        "webhook.body": "raw",
         "webhook.endpoints": endpoints,
         "webhook.health_path": "/",
         "webhook.receipts": {

@@ -14,8 +14,7 @@ from urllib.parse import urlencode
 from bridge.admin.rendering import Rendering, render
 from bridge.config import EndpointSettings, Settings, load_settings
 from bridge.config.presets import PRESETS, Preset, documented_webhooks, webhook_repeats
-from bridge.webhook.event import name_event, read_body
-from bridge.webhook.receipts import Receipt, read_receipts
+from bridge.webhook.normalize import normalize
 from bridge.webhook.signatures.schemes import PRESETS as SCHEMES
 from bridge.webhook.signatures.verify import Verified
 from tests import markdown
@@ -106,9 +105,8 @@ def webhooks_part(preset: Preset) -> str:
     return table(
         (
             "The service says",
-            "Type",
-            "Routing key",
-            "`sms-bridge-delivery`",
+            "Its own type",
+            "Published as",
             "Has our `message_id`",
         ),
         (_event_row(example, endpoint) for example in documented_webhooks(preset)),
@@ -119,15 +117,12 @@ def _event_row(example: Mapping[str, Any], endpoint: EndpointSettings) -> tuple[
     content_type = example.get("content_type", "application/json")
     is_form = content_type != "application/json"
     text = urlencode(example["body"]) if is_form else json.dumps(example["body"])
-    event = name_event(text.encode(), content_type, Verified(0, None, None), endpoint)
-    receipts = read_receipts(read_body(text.encode(), content_type), event.type, endpoint.receipts)
-    first = receipts[0] if receipts else Receipt(None)
+    events = normalize(text.encode(), content_type, Verified(0, None, None), endpoint, now=0)
     return (
         example["means"],
-        as_code(event.type),
-        as_code(event.routing_key),
-        as_code(first.delivery),
-        "yes" if first.message_id else "-",
+        as_code(example["type"]),
+        ", ".join(as_code(event.type) for event in events),
+        "yes" if "message_id" in json.loads(events[0].body)["data"] else "-",
     )
 
 

@@ -32,7 +32,6 @@ SECRET = "a-webhook-secret"
 NUMBER = "+447700900001"
 OUTCOMES = "sms.outcome"
 RECEIPTS = ReceiptSettings(
-    list_pointer=None,
     status_pointers=("/status",),
     delivered=("delivered",),
     failed=("failed",),
@@ -131,10 +130,13 @@ class Line:
         return {status: count for status, count in counts.items() if count}
 
 
-def make_line(exchange: str | None = OUTCOMES, **receipts: Any) -> Line:
+def make_line(
+    exchange: str | None = OUTCOMES, items_pointer: str | None = None, **receipts: Any
+) -> Line:
     """Make a receiver with receipts."""
     settings = WebhookSettings(
         secrets=(SecretStr(SECRET),),
+        items_pointer=items_pointer,
         receipts=ReceiptSettings.model_validate(RECEIPTS.model_dump() | receipts),
         response_timeout_seconds=0.3,
     )
@@ -349,7 +351,7 @@ async def test_an_outcome_that_nobody_wants_holds_nothing_up() -> None:
 
 async def test_each_receipt_of_a_bundle_is_told() -> None:
     """The event has no headers of one of them; each is counted, and its outcome told."""
-    line = make_line(list_pointer="/results")
+    line = make_line(items_pointer="/results")
     members = [receipt("delivered"), receipt("failed", message="p-2"), receipt("sent")]
 
     assert await line.post({"id": "evt-1", "results": members}) == 200
@@ -363,7 +365,7 @@ async def test_each_receipt_of_a_bundle_is_told() -> None:
 
 async def test_a_large_bundle_is_told_in_parts() -> None:
     """However many receipts one call holds, only so many wait for their confirm at once."""
-    line = make_line(list_pointer="/results")
+    line = make_line(items_pointer="/results")
     count = 3 * MAX_AT_ONCE + 1
     members = [receipt(message=f"p-{number}") for number in range(count)]
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.config import SmsApiSettings, WorkerSettings
-from bridge.config.presets import PRESETS, documented_webhooks, preset_endpoint
+from bridge.config import EndpointSettings, SmsApiSettings, WorkerSettings
+from bridge.config.presets import PRESETS, documented_webhooks
 from bridge.config.webhook import ReceiptSettings
 from bridge.json_pointer import find_all
 from bridge.webhook.receipts import Receipt, read_receipts
@@ -29,10 +29,21 @@ SETTINGS = ReceiptSettings(
 )
 
 
-def read(document: object, event_type: str | None = None, **changed: Any) -> tuple[Receipt, ...]:
-    """Read an event's receipts."""
-    settings = ReceiptSettings.model_validate(SETTINGS.model_dump() | changed)
-    return read_receipts(document, event_type, settings)
+def read(
+    document: object,
+    event_type: str | None = None,
+    items_pointer: str | None = None,
+    **changed: Any,
+) -> tuple[Receipt, ...]:
+    """Read an event's receipts, without the service's word for the status."""
+    receipts = ReceiptSettings.model_validate(SETTINGS.model_dump() | changed)
+    endpoint = EndpointSettings(path="/webhooks", receipts=receipts, items_pointer=items_pointer)
+    found = read_receipts(document, event_type, endpoint)
+    return tuple(receipt._replace(status=None) for receipt in found)
+
+
+def endpoint_of(preset: Any) -> EndpointSettings:
+    return EndpointSettings.model_validate({"path": "/webhooks", "preset": preset})
 
 
 def documented() -> list[Any]:
@@ -50,14 +61,13 @@ def documented() -> list[Any]:
 @pytest.mark.parametrize(("preset", "webhook"), documented())
 def test_documented_webhooks_say_what_they_mean(preset: Any, webhook: Mapping[str, Any]) -> None:
     """Each example of a preset is a receipt if it is documented as one, with its ids."""
-    settings = ReceiptSettings.model_validate(preset_endpoint(preset).get("receipts") or {})
-    expected = Receipt(
-        *(webhook.get(name) for name in ("delivery", "provider_id", "message_id", "code"))
+    expected = tuple(
+        webhook.get(name) for name in ("delivery", "provider_id", "message_id", "code")
     )
 
-    found = read_receipts(webhook["body"], webhook["type"], settings)
+    found = read_receipts(webhook["body"], webhook["type"], endpoint_of(preset))
 
-    assert found == ((expected,) if "delivery" in webhook else ())
+    assert [receipt[:4] for receipt in found] == ([expected] if "delivery" in webhook else [])
 
 
 @pytest.mark.parametrize("preset", [preset for preset in PRESETS if preset != "generic"])
@@ -100,14 +110,14 @@ def keys_sent(preset: Any, key: str) -> dict[str, str]:
 def test_our_key_comes_back(preset: Any) -> None:
     """The key travels where the service echoes it, and is read from the receipt again."""
     key = "7f9c24e8-0b5c-4a5e-9d3b-1f0e6a2b8c4d"
-    settings = ReceiptSettings.model_validate(preset_endpoint(preset).get("receipts") or {})
+    endpoint = endpoint_of(preset)
     echoes = {ECHOED[preset]: key} if preset in ECHOED else {}
 
     assert keys_sent(preset, key) == echoes
-    assert bool(settings.message_id_pointers) == bool(echoes)
+    assert bool(endpoint.receipts.message_id_pointers) == bool(echoes)
     for webhook in documented_webhooks(preset):
         body = json.loads(json.dumps(webhook["body"]).replace("order-1", key))
-        for receipt in read_receipts(body, webhook["type"], settings):
+        for receipt in read_receipts(body, webhook["type"], endpoint):
             assert receipt.message_id == (key if echoes else None)
 
 
@@ -154,10 +164,10 @@ def test_one_call_may_hold_many_receipts() -> None:
     """Each member of the list is read by itself, and what is no receipt is passed over."""
     members = [{"status": "delivered", "id": "m-1"}, {}, 7, {"status": "failed", "id": "m-2"}]
 
-    found = read({"results": members}, list_pointer="/results")
+    found = read({"results": members}, items_pointer="/results")
 
     assert found == (Receipt("delivered", "m-1"), Receipt("failed", "m-2"))
-    assert read({"results": {}}, list_pointer="/results") == ()
+    assert read({"results": {}}, items_pointer="/results") == ()
 
 
 # --- Ids ------------------------------------------------------------------------------------------
@@ -215,6 +225,6 @@ def test_a_numbered_message_keeps_its_provider_id() -> None:
 )
 def test_no_document_breaks_the_reading(document: Any) -> None:
     """Whatever an authentic event holds, ids are short, visible and no phone number with a plus."""
-    for receipt in (*read(document), *read(document, list_pointer="/results")):
+    for receipt in (*read(document), *read(document, items_pointer="/results")):
         for text in (receipt.provider_id, receipt.message_id):
             assert text is None or (1 <= len(text) <= 255 and text.isascii() and text.isprintable())

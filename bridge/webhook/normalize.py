@@ -1,0 +1,402 @@
+"""Turns a verified webhook into events of one form, the same for every service. Does no I/O.
+
+The settings of the endpoint say where each part stands in the webhook. A webhook that is neither a
+message nor a receipt becomes an event as well, and every event carries what it was read from.
+"""
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any, Final
+
+from pydantic_core import to_json
+
+from bridge.config import EndpointSettings
+from bridge.config.presets import receipt_meanings
+from bridge.config.webhook import MediaSettings
+from bridge.json_pointer import as_text, find_all, find_id, find_text, split_pointer
+from bridge.webhook.event import (
+    JSON,
+    UNPARSED,
+    WebhookEvent,
+    inflate,
+    read_body,
+    routing_key_of,
+)
+from bridge.webhook.receipts import Receipt, find_provider_id, read_receipt
+from bridge.webhook.signatures.verify import Verified
+
+RECEIVED: Final = "message.received"
+# A bundle of more items is published as one event.
+MAX_ITEMS: Final = 1000
+MAX_MEDIA: Final = 100
+# An international number without its +. Short codes have fewer digits.
+_DIGITS: Final = re.compile("[1-9][0-9]{7,14}")
+_ID: Final = re.compile("[!-~]{1,255}")
+_HALF_CHARACTER: Final = re.compile("[\ud800-\udfff]")
+# Numbers stay text, because Python refuses to convert integers of more than 4,300 digits.
+_DECODER: Final = json.JSONDecoder(parse_int=str, parse_float=str)
+_SPACE: Final = re.compile(r"[ \t\r\n]*")
+
+
+def normalize(
+    body: bytes,
+    content_type: str | None,
+    verified: Verified,
+    endpoint: EndpointSettings,
+    content_encoding: str | None = None,
+    *,
+    now: float,
+) -> list[WebhookEvent]:
+    """Return the events of an authentic webhook, at least one, in the order of its items.
+
+    `now` is the time of receipt in unix seconds.
+    """
+    plain = body if content_encoding is None else inflate(body, content_encoding)
+    document = read_body(plain, content_type)
+    reader = _Reader(body, verified, endpoint, now)
+    raw = _write_raw(body, content_type, content_encoding)
+    pointer = endpoint.items_pointer
+    if pointer is not None:
+        items = find_all(document, pointer)[0]
+        if isinstance(items, list) and items:
+            if len(items) == 1:
+                return reader.read_items(document, items, [raw])
+            texts = _split_items(plain, pointer, len(items))
+            if texts is not None:
+                raws = [_write_raw(text.encode(), content_type, None) for text in texts]
+                return reader.read_items(document, items, raws)
+            document = None
+    kind = find_text(document, endpoint.event_type_pointers)
+    event_id = verified.event_id or find_id(document, endpoint.event_id_pointers)
+    return reader.read(document, kind, event_id, raw)
+
+
+class _Reader:
+    """Reads the events of one webhook."""
+
+    __slots__ = ("_endpoint", "_received_at", "_sha256", "_verified")
+
+    def __init__(
+        self, body: bytes, verified: Verified, endpoint: EndpointSettings, now: float
+    ) -> None:
+        self._endpoint = endpoint
+        self._verified = verified
+        self._sha256 = hashlib.sha256(body).hexdigest()
+        self._received_at = datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds")
+
+    def read_items(
+        self,
+        document: Any,  # noqa: ANN401  JSON
+        items: Sequence[Any],
+        raws: Sequence[dict[str, str]],
+    ) -> list[WebhookEvent]:
+        """Return the events of the items of a bundle."""
+        endpoint, count = self._endpoint, len(items)
+        types, item_types = _split_pointers(endpoint.event_type_pointers, endpoint.items_pointer)
+        ids, item_ids = _split_pointers(endpoint.event_id_pointers, endpoint.items_pointer)
+        kind = find_text(document, types)
+        event_id = self._verified.event_id or find_id(document, ids)
+        events: list[WebhookEvent] = []
+        for index, item in enumerate(items):
+            item_id = find_id(item, item_ids)
+            if item_id is None and event_id is not None:
+                item_id = event_id if count == 1 else f"{event_id}:{index}"
+            events += self.read(
+                item,
+                find_text(item, item_types) or kind,
+                item_id,
+                raws[index],
+                None if count == 1 else {"index": index, "count": count},
+            )
+        if any(event.identity is not None for event in events):
+            # The ids of the others show whether the bundle is a repeat.
+            for number, event in enumerate(events):
+                if event.identity is None:
+                    event.identity = f"{endpoint.path} {self._sha256} {number}"
+        return events
+
+    def read(
+        self,
+        document: Any,  # noqa: ANN401  JSON
+        kind: str | None,
+        event_id: str | None,
+        raw: dict[str, str],
+        bundle: dict[str, int] | None = None,
+    ) -> list[WebhookEvent]:
+        """Return the events of one item, or of a webhook that is no bundle.
+
+        `kind` is the service's own type. `event_id` is the service's id of the event, or its id of
+        the message that the event is about.
+        """
+        endpoint = self._endpoint
+        receipts, message = endpoint.receipts, endpoint.message
+        receipt = None
+        if receipts.status_pointers:
+            receipt = read_receipt(document, kind, receipts, receipt_meanings(endpoint.preset))
+        if receipt is not None and receipt.delivery is not None:
+            return [self._receipt_event(document, receipt, event_id, raw, bundle)]
+        is_message = kind in message.type_values if message.type_values else kind is None
+        if receipt is None and is_message:
+            data = _read_message(document, endpoint)
+            if data is not None:
+                if event_id is None:
+                    event_id = find_provider_id(document, message.provider_id_pointers)
+                event = self._event(RECEIVED, data, event_id, raw, bundle)
+                opt_out = self._opt_out_event(document, data, event_id, raw, bundle)
+                return [event] if opt_out is None else [event, opt_out]
+        lacks_fields = is_message or (receipt is None and kind in receipts.type_values)
+        if not kind or lacks_fields:
+            return [self._event(UNPARSED, {}, event_id, raw, bundle, receipt)]
+        kind = kind if endpoint.preset == "generic" else kind.replace(":", ".")
+        if receipt is not None and event_id is not None and event_id == receipt.provider_id:
+            event_id = f"{event_id}:{routing_key_of(kind, endpoint)}"
+        return [self._event(kind, {}, event_id, raw, bundle, receipt)]
+
+    def _receipt_event(
+        self,
+        document: Any,  # noqa: ANN401  JSON
+        receipt: Receipt,
+        event_id: str | None,
+        raw: dict[str, str],
+        bundle: dict[str, int] | None,
+    ) -> WebhookEvent:
+        endpoint, kind = self._endpoint, f"receipt.{receipt.delivery}"
+        provider_id = receipt.provider_id
+        if provider_id is not None and event_id in {None, provider_id}:
+            # An id of the message alone would be the same for each of its receipts.
+            event_id = f"{provider_id}:{kind}:{receipt.status}"
+        data = {
+            "message_id": receipt.message_id,
+            "provider_id": provider_id,
+            "to": _find_number(document, endpoint.receipts.to_pointers, endpoint),
+            "status": receipt.status,
+            "code": receipt.code,
+            "meaning": receipt.meaning,
+        }
+        return self._event(kind, _known(data), event_id, raw, bundle, receipt)
+
+    def _opt_out_event(
+        self,
+        document: Any,  # noqa: ANN401  JSON
+        message: dict[str, Any],
+        event_id: str | None,
+        raw: dict[str, str],
+        bundle: dict[str, int] | None,
+    ) -> WebhookEvent | None:
+        settings = self._endpoint.opt_out
+        if not settings.keyword_pointers:
+            return None
+        keyword = find_text(document, settings.keyword_pointers)
+        if keyword is None or keyword not in {*settings.stop, *settings.start}:
+            return None
+        kind = "opt_out" if keyword in settings.stop else "opt_in"
+        data = {
+            "from": message["from"],
+            "to": message.get("to"),
+            "keyword": keyword,
+            "provider_id": message.get("provider_id"),
+        }
+        event_id = None if event_id is None else f"{event_id}:{kind}"
+        return self._event(kind, _known(data), event_id, raw, bundle)
+
+    def _event(
+        self,
+        kind: str,
+        data: dict[str, Any],
+        event_id: str | None,
+        raw: dict[str, str],
+        bundle: dict[str, int] | None,
+        receipt: Receipt | None = None,
+    ) -> WebhookEvent:
+        endpoint = self._endpoint
+        content = self._sha256
+        if bundle is not None:
+            content = hashlib.sha256(raw["body"].encode()).hexdigest()
+        if event_id is not None and _ID.fullmatch(event_id) is None:
+            event_id = hashlib.sha256(event_id.encode("utf-8", "replace")).hexdigest()
+        event: dict[str, Any] = {"type": kind}
+        if event_id is not None:
+            event["id"] = event_id
+        event["provider"] = endpoint.preset
+        event["received_at"] = self._received_at
+        event["data"] = data
+        event["raw"] = raw
+        if bundle is not None:
+            event["bundle"] = bundle
+        return WebhookEvent(
+            body=_write(event),
+            content_type=JSON,
+            type=kind,
+            routing_key=routing_key_of(kind, endpoint),
+            sha256=self._sha256,
+            event_id=event_id,
+            identity=None if event_id is None else f"{endpoint.path} {content} {event_id}",
+            signed_at=self._verified.timestamp,
+            receipts=() if receipt is None else (receipt,),
+        )
+
+
+def _read_message(document: Any, endpoint: EndpointSettings) -> dict[str, Any] | None:  # noqa: ANN401
+    """Return the parts of a person's message; None without a sender, or without text and media."""
+    settings = endpoint.message
+    sender = _find_number(document, settings.from_pointers, endpoint)
+    if sender is None:
+        return None
+    text = find_text(document, settings.text_pointers)
+    media = _find_media(document, settings.media) if settings.media else []
+    if text is None and not media:
+        return None
+    return _known(
+        {
+            "from": sender,
+            "to": _find_number(document, settings.to_pointers, endpoint),
+            "text": text,
+            "provider_id": find_provider_id(document, settings.provider_id_pointers),
+            "media": media or None,
+        }
+    )
+
+
+def _find_number(
+    document: Any,  # noqa: ANN401  JSON
+    pointers: Sequence[str],
+    endpoint: EndpointSettings,
+) -> str | None:
+    """Return the first phone number, short code or name; an international number with its +."""
+    for pointer in pointers:
+        for value in find_all(document, pointer):
+            text = None if isinstance(value, bool) else as_text(value)
+            if text:
+                is_bare = endpoint.numbers == "digits" and _DIGITS.fullmatch(text) is not None
+                return f"+{text}" if is_bare else text
+    return None
+
+
+def _find_media(document: Any, settings: Sequence[MediaSettings]) -> list[dict[str, str]]:  # noqa: ANN401
+    media: list[dict[str, str]] = []
+    for place in settings:
+        of_type = place.content_type
+        if "{n}" not in place.url:
+            urls = find_all(document, place.url)
+            types = [None] * len(urls) if of_type is None else find_all(document, of_type)
+            media += (_medium(url, types[n]) for n, url in enumerate(urls[:MAX_MEDIA]) if url)
+            continue
+        for n in range(MAX_MEDIA):
+            url = find_all(document, place.url.replace("{n}", str(n)))[0]
+            if not url:
+                break
+            named = None if of_type is None else of_type.replace("{n}", str(n))
+            media.append(_medium(url, None if named is None else find_all(document, named)[0]))
+    return [medium for medium in media if medium]
+
+
+def _medium(url: object, content_type: object) -> dict[str, str]:
+    if not isinstance(url, str):
+        return {}
+    medium = {"url": url}
+    if isinstance(content_type, str):
+        medium["content_type"] = content_type
+    return medium
+
+
+def _known(members: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in members.items() if value is not None}
+
+
+def _write_raw(
+    body: bytes, content_type: str | None, content_encoding: str | None
+) -> dict[str, str]:
+    raw = {}
+    try:
+        raw["body"], encoding = body.decode(), "utf-8"
+    except UnicodeDecodeError:
+        raw["body"], encoding = base64.b64encode(body).decode(), "base64"
+    if content_type is not None:
+        raw["content_type"] = content_type
+    raw["encoding"] = encoding
+    if content_encoding is not None:
+        raw["content_encoding"] = content_encoding
+    return raw
+
+
+def _write(event: dict[str, Any]) -> bytes:
+    try:
+        # Takes a quarter of the time of the standard library's writer.
+        return to_json(event)
+    except ValueError:
+        # A JSON escape can be half of a surrogate pair, which UTF-8 cannot express.
+        return json.dumps(_with_whole_characters(event)).encode()
+
+
+def _with_whole_characters(value: Any) -> Any:  # noqa: ANN401  JSON
+    if isinstance(value, dict):
+        return {name: _with_whole_characters(below) for name, below in value.items()}
+    if isinstance(value, list):
+        return [_with_whole_characters(below) for below in value]
+    return _HALF_CHARACTER.sub("\ufffd", value) if isinstance(value, str) else value
+
+
+# --- Bundles --------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=64)
+def _split_pointers(
+    pointers: tuple[str, ...], items_pointer: str | None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the pointers into a bundle, and those into each item, which point into the first."""
+    begin = f"{items_pointer}/0"
+    of_items = tuple(one.removeprefix(begin) for one in pointers if one.startswith(f"{begin}/"))
+    return tuple(one for one in pointers if not one.startswith(f"{begin}/")), of_items
+
+
+def _split_items(plain: bytes, pointer: str, count: int) -> list[str] | None:
+    """Return the JSON of each item as it was written; None if the list cannot be split."""
+    if count > MAX_ITEMS:
+        return None
+    text = plain.decode()
+    try:
+        at = _skip(text, 0)
+        for name in split_pointer(pointer):
+            at = _find_member(text, at, name)
+        items = []
+        at = _skip(text, at + 1)
+        while text[at] != "]":
+            end = _DECODER.raw_decode(text, at)[1]
+            items.append(text[at:end])
+            at = _skip(text, end)
+            if text[at] == ",":
+                at = _skip(text, at + 1)
+    except (ValueError, IndexError, RecursionError):
+        return None
+    return items if len(items) == count else None
+
+
+def _find_member(text: str, at: int, name: str) -> int:
+    """Return where the value of a member of the JSON object at this position begins.
+
+    If there are several, the last one counts, as it does for parsers. Raises ValueError if there is
+    none.
+    """
+    found = -1
+    at = _skip(text, at + 1)
+    while text[at] != "}":
+        key, at = json.decoder.scanstring(text, at + 1)  # type: ignore[attr-defined]
+        at = _skip(text, _skip(text, at) + 1)
+        if key == name:
+            found = at
+        at = _skip(text, _DECODER.raw_decode(text, at)[1])
+        if text[at] == ",":
+            at = _skip(text, at + 1)
+    if found < 0:
+        raise ValueError("there is no such member")
+    return found
+
+
+def _skip(text: str, at: int) -> int:
+    space = _SPACE.match(text, at)
+    return at if space is None else space.end()
