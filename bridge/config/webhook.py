@@ -88,7 +88,7 @@ class MediaSettings(Section):
     content_type: Pointer | None = None
 
 
-class MessageSettings(Section):
+class MessageSettings(ServiceSection):
     """How a person's message is recognised and read, for normalized events.
 
     An event is a message if its type is one of `type_values`, or if there are none and the event
@@ -104,7 +104,7 @@ class MessageSettings(Section):
     media: Annotated[tuple[MediaSettings, ...], List, Field(max_length=10)] = ()
 
 
-class OptOutSettings(Section):
+class OptOutSettings(ServiceSection):
     """How the service says that a message was an opt-out or opt-in, for normalized events."""
 
     keyword_pointers: Pointers = ()
