@@ -142,7 +142,7 @@ def test_an_event_without_a_status_is_no_receipt() -> None:
 
 def test_only_the_types_that_are_listed_are_receipts() -> None:
     """A service may use one member in events of several types."""
-    settings = {"type_values": ["message.status"]}
+    settings: dict[str, Any] = {"type_values": ["message.status"]}
 
     assert read({"status": "sent"}, "message.status", **settings) == (Receipt("pending"),)
     assert read({"status": "sent"}, "message.received", **settings) == ()
