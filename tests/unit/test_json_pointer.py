@@ -3,8 +3,19 @@
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from bridge.json_pointer import as_text, find_all, find_code, find_id, in_member, read_words
+from bridge.json_pointer import (
+    NOT_JSON,
+    as_text,
+    find_all,
+    find_code,
+    find_id,
+    in_member,
+    read_document,
+    read_words,
+)
 
 DOCUMENT: dict[str, Any] = {
     "code": 7,
@@ -148,3 +159,134 @@ def test_as_text(value: object, text: str | None) -> None:
 def test_read_words(body: bytes, words: list[str]) -> None:
     """Words end at white space and punctuation; at most a hundred are read."""
     assert read_words(body) == words
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=8,
+)
+POINTERS = ("/id", "/message_id", "/messages/0/id")
+FOUND: dict[str, tuple[object, str | None]] = {
+    "first": ({"id": "a", "message_id": "b"}, "a"),
+    "second": ({"message_id": "b"}, "b"),
+    "in a list": ({"messages": [{"id": "c"}, {"id": "d"}]}, "c"),
+    "integer": ({"id": 17}, "17"),
+    "zero": ({"id": 0}, "0"),
+    "40 digits": ({"id": 10**40 - 1}, "9" * 40),
+    "40 digits, negative": ({"id": 1 - 10**40}, "-" + "9" * 40),
+    "41 digits": ({"id": 10**40}, None),
+    "41 digits, negative": ({"id": -(10**40)}, None),
+    "more digits than Python writes": ({"id": 10**5000, "message_id": "b"}, "b"),
+    "255 characters": ({"id": "x" * 255}, "x" * 255),
+    "256 characters": ({"id": "x" * 256}, None),
+    "too long, then another": ({"id": "x" * 256, "message_id": "b"}, "b"),
+    "empty": ({"id": ""}, None),
+    "blank": ({"id": "a b"}, None),
+    "newline": ({"id": "a\n"}, None),
+    "not ASCII": ({"id": "é"}, None),
+    "truth": ({"id": True}, None),
+    "fraction": ({"id": 1.5}, None),
+    "null": ({"id": None}, None),
+    "object": ({"id": {"id": "a"}}, None),
+    "list": ({"id": ["a"]}, None),
+    "empty list": ({"messages": []}, None),
+    "list of texts": ({"messages": ["a"]}, None),
+    "text for a list": ({"messages": "abc"}, None),
+    "no object": (["a"], None),
+    "nothing": (None, None),
+}
+
+
+@pytest.mark.parametrize(("document", "found"), FOUND.values(), ids=FOUND)
+def test_the_form_of_an_id(document: object, found: str | None) -> None:
+    """An id has 1 to 255 visible ASCII characters, or is an integer of at most 40 digits."""
+    assert find_id(document, POINTERS) == found
+
+
+@pytest.mark.parametrize(
+    ("pointer", "found"),
+    [
+        ("/a~1b", "slash"),
+        ("/m~0n", "tilde"),
+        ("/~01", "both"),
+        ("/", "empty"),
+        ("/l/1", "second"),
+        ("/l/9", None),
+        ("/l/-", None),
+        ("/l/-1", None),
+        ("/l/01", None),
+        ("/l/x", None),
+        ("/0", "zero"),
+        ("/a~1b/x", None),
+    ],
+)
+def test_pointer(pointer: str, found: str | None) -> None:
+    """A pointer is read as RFC 6901 has it."""
+    document = {
+        "a/b": "slash",
+        "m~n": "tilde",
+        "~1": "both",
+        "": "empty",
+        "0": "zero",
+        "l": ["first", "second"],
+    }
+
+    assert find_id(document, [pointer]) == found
+
+
+@given(document=JSON_VALUES, pointer=st.text("/~01ab-", max_size=8).map(lambda text: "/" + text))
+def test_any_document(document: object, pointer: str) -> None:
+    """Whatever a document holds, looking for an id ends with one or none."""
+    found = find_id(document, [pointer])
+
+    assert found is None or 0 < len(found) <= 255
+
+
+def _nested(levels: int, inside: str = "") -> str:
+    return "[" * levels + inside + "]" * levels
+
+
+def _typed(deep: str, rest: str = "") -> str:
+    return '{"x": ' + deep + ', "type": "t", "id": 7' + rest + "}"
+
+
+TYPED: dict[str, object] = {"type": "t", "id": 7}
+# What some readers of JSON refuse, and what is read of it.
+ODD: dict[str, tuple[str, dict[str, object]]] = {
+    "5,000 digits": (f'{{"type": "t", "id": {"7" * 5000}}}', {"type": "t", "id": None}),
+    "half a surrogate pair": (r'{"type": "\ud800"}', {"type": "\ud800"}),
+    "201 levels": (_typed(_nested(201)), TYPED),
+    "100,000 levels": (_typed(_nested(100_000)), TYPED),
+    "deep objects": (_typed('{"a": [' * 50_000 + "1" + "]}" * 50_000), TYPED),
+    "deep twice": (_typed(_nested(5000), f', "y": {_nested(5000)}'), TYPED),
+    "brackets in a deep text": (_typed(_nested(5000, '"]\\"]"')), TYPED),
+    "brackets in a text": (_typed(_nested(5000), r', "z": "[[\"["'), TYPED | {"z": '[["['}),
+}
+
+
+@pytest.mark.parametrize(("body", "expected"), ODD.values(), ids=ODD)
+def test_odd_document(body: str, expected: dict[str, object]) -> None:
+    """What is valid is read, whatever its numbers and depth; what lies very deep is passed over."""
+    document = read_document(body.encode())
+
+    assert isinstance(document, dict)
+    assert {name: document[name] for name in expected} == expected
+
+
+BROKEN: dict[str, bytes] = {
+    "nothing": b"",
+    "no JSON": b"no json",
+    "no UTF-8": b'{"type": "\xff"}',
+    "deep without an end": b"[" * 100_000,
+    "deep, closed too often": b"[" * 5000 + b"]" * 5001,
+    "deep, then nonsense": b'{"x": ' + b"[" * 5000 + b"]" * 5000 + b", nonsense}",
+    "a string without an end": b'{"x": ' + b"[" * 5000 + b'"' + b'\\"' * 100_000,
+    "a backslash at the end": b'{"x": ' + b"[" * 5000 + b'"\\',
+}
+
+
+@pytest.mark.parametrize("body", BROKEN.values(), ids=BROKEN)
+def test_broken_document(body: bytes) -> None:
+    """What is no JSON is said to be none, without a long look."""
+    assert read_document(body) is NOT_JSON

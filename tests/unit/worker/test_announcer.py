@@ -1,7 +1,7 @@
 """Who is told what became of a request, and in which words; the broker fails when it is told to."""
 
 import json
-from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC
 from typing import Any, cast
 
@@ -62,22 +62,6 @@ def _properties(reply_to: str | None) -> Properties:
     return Properties(reply_to=reply_to, correlation_id="c-1", message_id="m-1")
 
 
-@pytest.fixture
-def world() -> Iterator[World]:
-    """Give a world in which outcomes are told to nobody but who asked."""
-    made = World()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def telling() -> Iterator[World]:
-    """Give a world in which outcomes are published."""
-    made = World(outcome_exchange="outcomes")
-    yield made
-    made.close()
-
-
 EVENT: dict[str, Any] = {
     "message_id": "m-1",
     "outcome": "sent",
@@ -94,13 +78,33 @@ DIED = (
 )
 
 
-@pytest.mark.parametrize(("outcome", "event"), [(SENT, EVENT), (DEAD, DIED)], ids=["sent", "dead"])
-def test_who_asked_is_told_the_end(world: World, outcome: Outcome, event: dict[str, Any]) -> None:
-    """The queue in `reply_to` gets the outcome, with the correlation id and the trace."""
-    (told,) = world.announce(outcome, reply_to="replies")
+NAMELESS = ENVELOPE._replace(key="made-up", message_id=None)
 
+
+@pytest.mark.parametrize(
+    ("outcome", "envelope", "event"),
+    [
+        (SENT, ENVELOPE, EVENT),
+        (SENT, NAMELESS, EVENT | {"message_id": "made-up"}),
+        (DEAD, ENVELOPE, DIED),
+        (
+            UNSENT,
+            ENVELOPE,
+            DIED | {"reason": "expired", "attempts": 2, "status": None, "code": None},
+        ),
+    ],
+    ids=["sent", "without an id", "dead", "not tried"],
+)
+def test_the_event_of_an_outcome(
+    outcome: Outcome, envelope: Envelope, event: dict[str, Any]
+) -> None:
+    """It is published to `reply_to`, with the correlation id and the trace."""
+    with closing(World()) as world:
+        (told,) = world.announce(outcome, reply_to="replies", envelope=envelope)
+
+    body = json.loads(told.body)
+    assert {name: body.get(name) for name in event} == event
     assert (told.exchange, told.routing_key) == ("", "replies")
-    assert json.loads(told.body) == event
     assert told.properties.correlation_id == "c-1"
     assert told.properties.content_type == "application/json"
     assert told.properties.delivery_mode == 2
@@ -110,73 +114,51 @@ def test_who_asked_is_told_the_end(world: World, outcome: Outcome, event: dict[s
     assert told.properties.timestamp.tzinfo is UTC
 
 
-def test_an_end_without_an_attempt_counts_none(world: World) -> None:
-    """What died unsent has the attempts that it had."""
-    (told,) = world.announce(UNSENT, reply_to="replies")
+@pytest.mark.parametrize(
+    ("outcome", "exchange", "reply_to", "targets"),
+    [
+        (SENT, None, None, []),
+        (SENT, "outcomes", None, [("outcomes", "sent")]),
+        (DEAD, "outcomes", "replies", [("", "replies"), ("outcomes", "dead")]),
+        (BURNED, "outcomes", "replies", []),
+        (SPARED, "outcomes", "replies", []),
+    ],
+)
+def test_where_an_outcome_is_published(
+    outcome: Outcome, exchange: str | None, reply_to: str | None, targets: list[tuple[str, str]]
+) -> None:
+    """A retry is not final, so nothing is published."""
+    with closing(World(exchange)) as world:
+        told = world.announce(outcome, reply_to=reply_to)
 
-    assert json.loads(told.body)["attempts"] == 2
-
-
-def test_a_message_without_an_id_is_told_by_its_key(world: World) -> None:
-    """The key that was made names it."""
-    nameless = ENVELOPE._replace(key="made-up", message_id=None)
-    (told,) = world.announce(SENT, reply_to="replies", envelope=nameless)
-
-    assert json.loads(told.body)["message_id"] == "made-up"
-
-
-@pytest.mark.parametrize(("outcome", "key"), [(SENT, "sent"), (DEAD, "dead")])
-def test_outcomes_are_published(telling: World, outcome: Outcome, key: str) -> None:
-    """With an exchange for outcomes each end goes there, whether anybody asked or not."""
-    told = telling.announce(outcome)
-    assert [(each.exchange, each.routing_key) for each in told] == [("outcomes", key)]
-
-    told = telling.announce(outcome, reply_to="replies")
-    assert [(each.exchange, each.routing_key) for each in told[1:]] == [
-        *(("", "replies"), ("outcomes", key)),
-    ]
+    assert [(each.exchange, each.routing_key) for each in told] == targets
 
 
-@pytest.mark.parametrize("outcome", [BURNED, SPARED])
-def test_a_retry_is_no_end(telling: World, outcome: Outcome) -> None:
-    """Nobody is told of what is tried again."""
-    assert telling.announce(outcome, reply_to="replies") == []
-
-
-def test_nobody_is_told_who_did_not_ask(world: World) -> None:
-    """Without `reply_to` and an exchange nothing is published."""
-    assert world.announce(SENT) == []
-
-
-def test_an_outcome_that_is_not_stored_holds_nothing_up(telling: World, ears: Ears) -> None:
-    """It is news: tried once, and a fault of one target keeps nothing from the other."""
-    telling.broker.faults = ["returned"]
-    (told,) = telling.announce(SENT, reply_to="replies-of-+491713920010")
+def test_an_event_that_is_not_stored_keeps_nothing_from_the_other_target(ears: Ears) -> None:
+    """It is published once, and its loss is logged."""
+    with closing(World("outcomes")) as world:
+        world.broker.faults = ["returned"]
+        (told,) = world.announce(SENT, reply_to="replies-of-+491713920010")
     (line,) = ears.heard("outcome_not_published")
 
     assert told.exchange == "outcomes"
-    # Not the name of the queue, which may hold a number.
+    # Not the name of the queue, which may contain a number.
     assert line == {"target": "reply_to", "fault": "returned", "why": "no queue is bound for it"}
 
 
-def test_a_repeat_is_answered_as_its_first_was(world: World) -> None:
-    """Whoever sends an id again gets the first outcome, marked as a duplicate."""
-    first = Accepted(attempts=1, status=200, provider_id="sms-9", at=AT)
-    (told,) = world.answer_repeat(first, reply_to="replies")
-    expected = {"attempts": 1, "status": 200, "provider_id": "sms-9", "duplicate": True}
-
-    assert (told.exchange, told.routing_key) == ("", "replies")
-    assert json.loads(told.body) == EVENT | expected
-    assert told.properties.correlation_id == "c-1"
+ORIGINAL = Accepted(attempts=1, status=200, provider_id="sms-9", at=AT)
 
 
 @pytest.mark.parametrize(
-    ("first", "reply_to"),
-    [(None, "replies"), (Accepted(attempts=1, status=200, provider_id=None, at=AT), None)],
-    ids=["nothing known", "nobody asked"],
+    ("original", "reply_to", "answers"),
+    [(ORIGINAL, "replies", 1), (ORIGINAL, None, 0), (None, "replies", 0)],
 )
-def test_a_repeat_may_go_unanswered(
-    world: World, first: Accepted | None, reply_to: str | None
+def test_a_repeat_is_answered_as_its_original_was(
+    original: Accepted | None, reply_to: str | None, answers: int
 ) -> None:
-    """Nothing is told of what is not known, nor to nobody."""
-    assert world.answer_repeat(first, reply_to=reply_to) == []
+    """The reply is marked as a duplicate; a redelivery of the original is not answered again."""
+    with closing(World()) as world:
+        told = world.answer_repeat(original, reply_to=reply_to)
+    expected = {"attempts": 1, "status": 200, "provider_id": "sms-9", "duplicate": True}
+
+    assert [json.loads(each.body) for each in told] == [EVENT | expected] * answers

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bridge.errors import AttemptFault
 from bridge.worker.fates import Answer, Fate, Result, RetryReason, judge_failure, judge_status
-from bridge.worker.outcomes import Dead, Policy, Retried, Sent, decide, put_off_for
+from bridge.worker.outcomes import Dead, Outcome, Policy, Retried, Sent, decide, put_off_for
 
 
 def judged(status: int, *, retry_after: float | None = None) -> Answer:
@@ -85,6 +85,14 @@ def answer(fate: Fate, *, result: Result = "server_error", wait: float | None = 
     )
 
 
+# Fates of which the message is not the cause, and the reason for which it is put off.
+PUT_OFF: dict[Fate, RetryReason] = {
+    Fate.SETUP: "paused",
+    Fate.AMBIGUOUS: "ambiguous",
+    Fate.SLOW_DOWN: "rate_limited",
+}
+
+
 def outcome(
     fate: Fate,
     *,
@@ -93,7 +101,7 @@ def outcome(
     park: bool = False,
     policy: Policy = POLICY,
     wait: float | None = None,
-) -> Sent | Retried | Dead:
+) -> Outcome:
     """Decide about an answer of some fate."""
     return decide(
         answer(fate, wait=wait),
@@ -104,126 +112,72 @@ def outcome(
     )
 
 
-@pytest.mark.parametrize("attempts", [0, 5, 99])
-@pytest.mark.parametrize("park", [False, True])
-def test_accepted_is_sent(attempts: int, *, park: bool) -> None:
-    """What was accepted is sent, however often it was tried."""
-    assert outcome(Fate.SENT, attempts=attempts, park=park) == Sent(status=500, provider_id="p")
+SENT = Sent(status=500, provider_id="p")
+REFUSED = Dead(reason="refused", detail="why", status=500, burned=True)
+EXHAUSTED = REFUSED._replace(reason="exhausted")
+UNCERTAIN_DEAD = REFUSED._replace(reason="uncertain", uncertain=True)
 
 
-@pytest.mark.parametrize(
-    ("fate", "reason"), [(Fate.RETRY, "server_error"), (Fate.UNCERTAIN, "uncertain")]
-)
-def test_retry_says_why(fate: Fate, reason: RetryReason) -> None:
-    """What is tried again remembers what was answered, and uses up an attempt."""
-    assert outcome(fate) == Retried(
-        reason=reason,
-        delay_seconds=5,
-        detail="why",
-        status=500,
-        burned=True,
-        uncertain=fate is Fate.UNCERTAIN,
-    )
+def again(
+    delay_seconds: float, reason: RetryReason = "server_error", *, burned: bool = True
+) -> Retried:
+    """Make the outcome of a message that is tried again."""
+    is_uncertain = reason == "uncertain"
+    return Retried(reason, delay_seconds, "why", 500, burned=burned, uncertain=is_uncertain)
 
 
-@pytest.mark.parametrize("attempts", [0, 5, 99])
-@pytest.mark.parametrize("park", [False, True])
-def test_refused_is_dead(attempts: int, *, park: bool) -> None:
-    """A definite no is the end, and counts as an attempt."""
-    assert outcome(Fate.REFUSED, attempts=attempts, park=park) == Dead(
-        reason="refused", detail="why", status=500, burned=True
-    )
+STEPS: list[Outcome] = [
+    *(again(5), again(30), again(120), again(600), again(3600)),
+    *(EXHAUSTED, EXHAUSTED),
+]
+# Fate, attempts and uncertain attempts before this one, whether uncertain messages are parked, and
+# the outcome.
+DECISIONS: list[tuple[Fate, int, int, bool, Outcome]] = [
+    *((Fate.SENT, attempts, 0, park, SENT) for attempts in (0, 5, 99) for park in (False, True)),
+    *((Fate.REFUSED, tried, 0, park, REFUSED) for tried in (0, 5, 99) for park in (False, True)),
+    # Neither fault is the message's own: no attempt is counted, and it never dies of it.
+    *(
+        (fate, tried, 99, park, again(5, reason, burned=False))
+        for fate, reason in PUT_OFF.items()
+        for tried in (0, 5, 99)
+        for park in (False, True)
+    ),
+    # Each further attempt waits a step longer, and the sixth is the last.
+    *(
+        (fate, tried, 0, park, outcome)
+        for fate in (Fate.RETRY, Fate.NOT_SENT)
+        for park in (False, True)
+        for tried, outcome in enumerate(STEPS)
+    ),
+    # What was certainly not sent has all its attempts, whatever happened before.
+    (Fate.RETRY, 4, 2, True, again(3600)),
+    (Fate.NOT_SENT, 4, 2, True, again(3600)),
+    # Uncertain attempts have a limit of their own: the third is the last, with `park` the first.
+    (Fate.UNCERTAIN, 0, 0, False, again(5, "uncertain")),
+    (Fate.UNCERTAIN, 1, 1, False, again(30, "uncertain")),
+    (Fate.UNCERTAIN, 4, 1, False, again(3600, "uncertain")),
+    *((Fate.UNCERTAIN, tried, tried, False, UNCERTAIN_DEAD) for tried in (2, 3, 99)),
+    *((Fate.UNCERTAIN, 0, uncertain, True, UNCERTAIN_DEAD) for uncertain in (0, 1, 2)),
+    # The last attempt of all: dead as uncertain, not as exhausted.
+    (Fate.UNCERTAIN, 5, 0, False, UNCERTAIN_DEAD),
+]
 
 
-@pytest.mark.parametrize("fate", [Fate.SETUP, Fate.AMBIGUOUS, Fate.SLOW_DOWN])
-@pytest.mark.parametrize("attempts", [0, 5, 99])
-@pytest.mark.parametrize("park", [False, True])
-def test_what_is_not_the_messages_fault_burns_nothing(
-    fate: Fate, attempts: int, *, park: bool
+@pytest.mark.parametrize(("fate", "attempts", "uncertain", "park", "expected"), DECISIONS)
+def test_decision(
+    fate: Fate, attempts: int, uncertain: int, *, park: bool, expected: Outcome
 ) -> None:
-    """A fault of the set-up, or a 429, never uses up an attempt and never ends a message."""
-    ended = outcome(fate, attempts=attempts, uncertain=99, park=park)
-
-    assert isinstance(ended, Retried)
-    assert not ended.burned
-
-
-@pytest.mark.parametrize("fate", [Fate.RETRY, Fate.NOT_SENT, Fate.UNCERTAIN])
-def test_first_failure_goes_to_the_first_step(fate: Fate) -> None:
-    """After the first attempt a message waits the first step, and the attempt counts."""
-    ended = outcome(fate)
-
-    assert isinstance(ended, Retried)
-    assert (ended.delay_seconds, ended.burned) == (5, True)
-
-
-@pytest.mark.parametrize("fate", [Fate.RETRY, Fate.NOT_SENT])
-@pytest.mark.parametrize(("attempts", "delay"), [(1, 30), (2, 120), (3, 600), (4, 3600)])
-def test_later_failures_wait_longer(fate: Fate, attempts: int, delay: float) -> None:
-    """Each further attempt waits a step longer."""
-    ended = outcome(fate, attempts=attempts)
-
-    assert isinstance(ended, Retried)
-    assert ended.delay_seconds == delay
-
-
-@pytest.mark.parametrize("fate", [Fate.RETRY, Fate.NOT_SENT])
-@pytest.mark.parametrize("park", [False, True])
-@pytest.mark.parametrize("attempts", [5, 6, 99])
-def test_last_attempt_exhausts(fate: Fate, attempts: int, *, park: bool) -> None:
-    """The sixth attempt is the last."""
-    assert outcome(fate, attempts=attempts, park=park) == Dead(
-        reason="exhausted", detail="why", status=500, burned=True
-    )
-
-
-@pytest.mark.parametrize("fate", [Fate.RETRY, Fate.NOT_SENT])
-def test_only_uncertain_ends_are_capped_early(fate: Fate) -> None:
-    """What was certainly not sent has all its attempts, whatever happened before."""
-    assert isinstance(outcome(fate, attempts=4, uncertain=2, park=True), Retried)
-
-
-UNCERTAIN_DEAD = Dead(reason="uncertain", detail="why", status=500, burned=True, uncertain=True)
-
-
-@pytest.mark.parametrize("uncertain", [0, 1])
-def test_uncertain_is_tried_again(uncertain: int) -> None:
-    """What may have been sent is tried again with the same key, and counts as uncertain."""
-    ended = outcome(Fate.UNCERTAIN, attempts=uncertain, uncertain=uncertain)
-
-    assert isinstance(ended, Retried)
-    assert (ended.reason, ended.burned, ended.uncertain) == ("uncertain", True, True)
-
-
-@pytest.mark.parametrize("uncertain", [2, 3, 99])
-def test_third_uncertain_attempt_is_the_last(uncertain: int) -> None:
-    """After the third attempt that may have been sent there is no fourth."""
-    assert outcome(Fate.UNCERTAIN, attempts=uncertain, uncertain=uncertain) == UNCERTAIN_DEAD
-
-
-def test_uncertain_attempts_are_counted_apart() -> None:
-    """Attempts that were certainly not sent do not count towards the cap of the uncertain."""
-    assert isinstance(outcome(Fate.UNCERTAIN, attempts=4, uncertain=1), Retried)
-
-
-@pytest.mark.parametrize("uncertain", [0, 1, 2])
-def test_park(uncertain: int) -> None:
-    """With `park` the first attempt that may have been sent is the last."""
-    assert outcome(Fate.UNCERTAIN, uncertain=uncertain, park=True) == UNCERTAIN_DEAD
+    """What becomes of a message after an answer of each fate."""
+    assert outcome(fate, attempts=attempts, uncertain=uncertain, park=park) == expected
 
 
 @pytest.mark.parametrize("park", [False, True])
 def test_what_was_taken_in_part_is_never_tried_again(*, park: bool) -> None:
-    """A text of which a part was taken is dead at once, as one that may have been sent."""
+    """The accepted part of the text would arrive twice."""
     answer = judged(500)._replace(detail="why", in_part=True)
     ended = decide(answer, POLICY, attempts=0, uncertain_attempts=0, park=park)
 
     assert ended == UNCERTAIN_DEAD
-
-
-def test_uncertain_at_the_last_attempt() -> None:
-    """A last attempt that may have been sent is told as uncertain, not as exhausted."""
-    assert outcome(Fate.UNCERTAIN, attempts=5, uncertain=0) == UNCERTAIN_DEAD
 
 
 @pytest.mark.parametrize("fate", [Fate.RETRY, Fate.NOT_SENT])
@@ -231,7 +185,7 @@ def test_one_attempt_is_all(fate: Fate) -> None:
     """With one attempt allowed nothing is tried twice."""
     once = Policy(max_attempts=1, max_uncertain_attempts=3, retry_delays_seconds=LADDER)
 
-    assert isinstance(outcome(fate, policy=once), Dead)
+    assert outcome(fate, policy=once) == EXHAUSTED
 
 
 @pytest.mark.parametrize("fate", [Fate.RETRY, Fate.NOT_SENT, Fate.UNCERTAIN, Fate.SLOW_DOWN])
@@ -283,12 +237,7 @@ def test_no_outcome_repeats_a_message_for_ever(attempts: int) -> None:
 
 @pytest.mark.parametrize(
     ("fate", "reason"),
-    [
-        (Fate.SLOW_DOWN, "rate_limited"),
-        (Fate.SETUP, "paused"),
-        (Fate.AMBIGUOUS, "ambiguous"),
-        (Fate.UNCERTAIN, "paused"),
-    ],
+    [*PUT_OFF.items(), (Fate.UNCERTAIN, "paused")],
 )
 def test_put_off(fate: Fate, reason: str) -> None:
     """A delivery that the worker must not hold any longer waits a step and burns nothing."""
