@@ -126,6 +126,15 @@ def documented_examples() -> list[str]:
     return blocks
 
 
+def test_the_first_example_is_complete() -> None:
+    """The values with which docs/deployment.md begins need nothing beside them."""
+    page = (CHART.parents[1] / "docs" / "deployment.md").read_text()
+    first = page.split("```yaml\n")[1].partition("```")[0]
+    kinds = {manifest["kind"] for manifest in render(yaml.safe_load(first))}
+
+    assert {"Deployment", "Ingress", "PodMonitor", "PrometheusRule"} <= kinds
+
+
 @pytest.mark.parametrize("text", documented_examples())
 def test_the_documents_examples_render(text: str) -> None:
     """What a reader copies from the documents is accepted, beside the values that are required."""
