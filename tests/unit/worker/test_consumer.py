@@ -5,6 +5,7 @@ that do as they are told.
 """
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from types import SimpleNamespace
@@ -41,7 +42,7 @@ class Channel:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.asked: list[tuple[str, object]] = []
-        self.consumers: dict[str, object] = {}
+        self.consumers: dict[str, str] = {}
         self.on_consumer_cancel_callbacks: set[Callable[[object], object]] = set()
         self.closing: asyncio.Future[None] = loop.create_future()
         self.hangs = False
@@ -69,7 +70,7 @@ class Channel:
         """Begin to consume."""
         await self._answer("consume", queue)
         tag = consumer_tag or f"tag-{len(self.asked)}"
-        self.consumers[tag] = None
+        self.consumers[tag] = queue
         return SimpleNamespace(consumer_tag=tag)
 
     async def basic_cancel(self, tag: str) -> None:
@@ -77,9 +78,9 @@ class Channel:
         await self._answer("cancel", None)
         del self.consumers[tag]
 
-    def cancel_by_broker(self) -> None:
-        """End every consumer, as RabbitMQ does when its queue is deleted."""
-        self.consumers.clear()
+    def cancel_by_broker(self, queue: str) -> None:
+        """End the consumer of a queue, as RabbitMQ does when the queue is deleted."""
+        self.consumers = {tag: one for tag, one in self.consumers.items() if one != queue}
         for tell in self.on_consumer_cancel_callbacks:
             tell(None)
 
@@ -231,94 +232,58 @@ def consuming(prefetch: int) -> list[tuple[str, object]]:
     return [("qos", prefetch), ("consume", "q")]
 
 
+CANCEL = ("cancel", None)
+
 # The prefetch
 
 
-def test_it_consumes_with_the_prefetch_that_is_wanted(world: World, ears: Ears) -> None:
-    """The broker is told the prefetch first, and who depends on it hears that it is so."""
+@pytest.mark.parametrize("is_told", [True, False], ids=["told", "found"])
+@pytest.mark.parametrize(
+    ("first", "then", "asked"),
+    [
+        (10, 10, consuming(10)),
+        (10, 25, [*consuming(10), CANCEL, *consuming(25)]),
+        (10, 0, [*consuming(10), CANCEL]),
+        (0, 3, consuming(3)),
+    ],
+)
+def test_the_prefetch_is_the_wanted_one(
+    world: World, first: int, then: int, asked: list[tuple[str, object]], *, is_told: bool
+) -> None:
+    """A lost event delays a change for a few seconds; without a change nothing is interrupted."""
 
     async def play() -> None:
+        world.prefetch = first
         async with world.serving():
-            assert world.channel.asked == consuming(10)
-            assert world.consumer.is_registered
-            assert world.value("consumer_up", queue="q") == 1
+            if is_told:
+                await world.want(then)
+            world.prefetch = then
+            await asyncio.sleep(10 * WATCH_SECONDS)
+            assert world.channel.asked == asked
+            assert world.consumer.is_registered == (then > 0)
+            assert world.value("consumer_up", queue="q") == (then > 0)
 
     world.run(play())
-    assert world.registrations == 1
-    assert ears.heard("consuming") == [{"queue": "q", "prefetch": 10}]
-    assert ears.heard("not_consuming") == [{"queue": "q"}]
+    assert world.registrations == len(asked) // 2
     assert world.value("consumer_up", queue="q") == 0
 
 
-def test_another_prefetch_takes_a_new_consumer(world: World) -> None:
-    """RabbitMQ keeps the prefetch of a consumer that is there."""
-
-    async def play() -> None:
-        async with world.serving():
-            await world.want(25)
-            assert world.channel.asked == [*consuming(10), ("cancel", None), *consuming(25)]
-            session = world.deliver().session
-            # What the first one was given is no part of the prefetch of the second.
-            assert session.prefetches == {"q": 35}
-
-    world.run(play())
-    assert world.registrations == 2
-
-
-def test_the_same_prefetch_interrupts_nothing(world: World) -> None:
-    """However often it is looked at."""
-
-    async def play() -> None:
-        async with world.serving():
-            await world.want(10)
-            await asyncio.sleep(10 * WATCH_SECONDS)
-            assert world.channel.asked == consuming(10)
-
-    world.run(play())
-
-
-def test_a_change_that_nobody_tells_is_found(world: World) -> None:
-    """No lost event stops consumption, or keeps it up, for more than a few seconds."""
-
-    async def play() -> None:
-        async with world.serving():
-            world.prefetch = 0
-            await asyncio.sleep(WATCH_SECONDS + 1)
-            assert world.channel.asked == [*consuming(10), ("cancel", None)]
-
-    world.run(play())
-
-
-def test_without_a_prefetch_it_consumes_nothing(world: World, ears: Ears) -> None:
-    """It is no consumer then, and becomes one as soon as there is one."""
-
-    async def play() -> None:
-        world.prefetch = 0
-        async with world.serving():
-            assert (world.channel.asked, world.consumer.is_registered) == ([], False)
-            await world.want(3)
-            assert (world.channel.asked, world.consumer.is_registered) == (consuming(3), True)
-            await world.want(0)
-            assert not world.consumer.is_registered
-            assert world.value("consumer_up", queue="q") == 0
-
-    world.run(play())
-    assert (len(ears.heard("consuming")), len(ears.heard("not_consuming"))) == (1, 1)
-
-
-def test_a_new_consumer_on_demand(world: World) -> None:
-    """`renew` leaves what is held unacked out of the prefetch, once, and says so in between."""
+def test_a_new_consumer_on_demand(world: World, ears: Ears) -> None:
+    """After `renew`, unacked deliveries are no part of the new consumer's prefetch."""
 
     async def play() -> None:
         async with world.serving():
             world.consumer.renew()
             await turns()
-            anew = [*consuming(10), ("cancel", None), *consuming(10)]
+            anew = [*consuming(10), CANCEL, *consuming(10)]
             assert world.channel.asked == anew
             await asyncio.sleep(2.5 * WATCH_SECONDS)
             assert world.channel.asked == anew
+            assert world.deliver().session.prefetches == {"q": 20}
 
     world.run(play())
+    assert ears.heard("consuming") == [{"queue": "q", "prefetch": 10}] * 2
+    assert ears.heard("not_consuming") == [{"queue": "q"}] * 2
 
 
 @pytest.mark.parametrize(
@@ -427,7 +392,7 @@ def test_nothing_is_read_while_too_much_is_held(world: World) -> None:
             assert states == [False, True]
             await world.let_go(first)
             await turns()
-            assert world.channel.asked == [*consuming(10), ("cancel", None), *consuming(1)]
+            assert world.channel.asked == [*consuming(10), CANCEL, *consuming(1)]
 
     world.run(play())
 
@@ -451,37 +416,36 @@ def test_what_a_lost_session_left_counts_for_the_next_one(world: World) -> None:
 # How it ends
 
 
-def test_the_end_of_its_channel_is_seen_at_once(world: World) -> None:
-    """What was delivered comes again, and who holds it is told."""
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        (lambda channel: channel.closing.set_result(None), "the consuming channel was closed"),
+        (lambda channel: channel.cancel_by_broker("q"), "the broker cancelled the consumer of q"),
+        (
+            lambda channel: channel.cancel_by_broker("q.urgent"),
+            "the broker cancelled the consumer of q.urgent",
+        ),
+    ],
+    ids=["channel", "queue", "urgent queue"],
+)
+def test_the_end_of_a_session_is_noticed_at_once(
+    world: World, end: Callable[[Channel], None], told: str
+) -> None:
+    """Its deliveries are redelivered, and their owner is notified."""
 
     async def play() -> None:
+        world.prefetches = {"q": 10, "q.urgent": 20}
         async with world.serving() as task:
             session = world.deliver().session
-            world.channel.closing.set_result(None)
+            end(world.channel)
             began = world.loop.time()
-            with pytest.raises(BrokerError, match=r"^the consuming channel was closed$"):
+            with pytest.raises(BrokerError, match=f"^{re.escape(told)}$"):
                 await task
             assert world.loop.time() == began
             assert (world.lost, session.is_over) == ([session.most_unacked], True)
             assert not world.consumer.is_registered
 
     world.run(play())
-
-
-def test_a_consumer_that_the_broker_cancels_is_seen_at_once(world: World, ears: Ears) -> None:
-    """As when its queue is deleted, or moves to another node."""
-
-    async def play() -> None:
-        async with world.serving() as task:
-            world.channel.cancel_by_broker()
-            began = world.loop.time()
-            with pytest.raises(BrokerError, match=r"^the broker cancelled the consumer of q$"):
-                await task
-            assert world.loop.time() == began
-
-    world.run(play())
-    assert ears.heard("consumer_cancelled") == [{"queue": "q"}]
-    assert len(world.lost) == 1
 
 
 @pytest.mark.parametrize(
@@ -550,7 +514,7 @@ def test_stopping_returns_when_the_broker_has_been_told(world: World) -> None:
             began = world.loop.time()
             await world.consumer.stop()
             assert world.loop.time() == began
-            assert world.channel.asked == [*consuming(10), ("cancel", None)]
+            assert world.channel.asked == [*consuming(10), CANCEL]
             assert not world.consumer.is_registered
             await asyncio.sleep(2.5 * WATCH_SECONDS)
             assert len(world.channel.asked) == 3
@@ -664,13 +628,13 @@ def test_several_queues_have_each_a_prefetch(world: World) -> None:
             world.prefetches = {"q.urgent": 20, "q": 5}
             world.changed.set()
             await turns()
-            change = [("cancel", None), ("qos", 5), ("consume", "q")]
+            change = [CANCEL, ("qos", 5), ("consume", "q")]
             assert world.channel.asked == [*first, *change]
 
             world.prefetches = {"q.urgent": 20, "q": 0}
             world.changed.set()
             await turns()
-            assert world.channel.asked == [*first, *change, ("cancel", None)]
+            assert world.channel.asked == [*first, *change, CANCEL]
             assert world.consumer.is_registered
 
     world.run(play())
@@ -708,22 +672,6 @@ def test_large_bodies_of_both_queues_have_one_bound(world: World, *, both: bool)
             assert asked == [
                 one for queue in queues for one in (("qos", 16 // len(queues)), ("consume", queue))
             ]
-
-    world.run(play())
-
-
-def test_a_queue_that_is_deleted_ends_the_session(world: World) -> None:
-    """Whichever it is, so that all are consumed anew."""
-
-    async def play() -> None:
-        world.prefetches = {"q": 10, "q.urgent": 20}
-        async with world.serving() as serving:
-            world.channel.consumers.popitem()
-            for tell in world.channel.on_consumer_cancel_callbacks:
-                tell(None)
-            await turns()
-            with pytest.raises(BrokerError, match=r"cancelled the consumer of q\.urgent"):
-                serving.result()
 
     world.run(play())
 
