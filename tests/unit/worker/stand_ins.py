@@ -127,16 +127,6 @@ class Broker:
             confirm.set_result(fault or "confirmed")
         return Publication(self._metrics, "default", routing_key, confirm, 0.0)
 
-    def write_at_once(
-        self, body: bytes, *, exchange: str, routing_key: str, properties: Properties
-    ) -> Publication | None:
-        """Write a message, and have its fault become known; or return None for nothing."""
-        in_flight = self._by_id.get(properties.message_id)
-        is_unwritten = self.faults and self.faults[0] in {"timeout", "error"}
-        if is_unwritten or (in_flight is not None and not in_flight.done()):
-            return None
-        return self._written(body, exchange, routing_key, properties)
-
     async def publish(
         self, body: bytes, *, exchange: str, routing_key: str, properties: Properties
     ) -> None:

@@ -113,12 +113,6 @@ def longest(monkeypatch: pytest.MonkeyPatch) -> None:
 # The copy
 
 
-def test_what_was_sent_is_replaced_by_nothing(world: World) -> None:
-    """An accepted message needs no copy."""
-    assert world.replace(SENT) == 0
-    assert world.broker.published == []
-
-
 @pytest.mark.parametrize(
     ("outcome", "queue", "attempts", "uncertain"),
     [
@@ -204,8 +198,12 @@ def test_a_worker_that_stops_spreads_nothing(world: World) -> None:
 # A broker that takes nothing
 
 
-def test_a_copy_is_tried_until_it_is_confirmed(world: World, ears: Ears) -> None:
-    """Each failure is told, and the waits between the tries double up to 5 s."""
+@pytest.mark.parametrize("is_blocked", [False, True])
+def test_a_copy_is_tried_until_it_is_confirmed(
+    world: World, ears: Ears, *, is_blocked: bool
+) -> None:
+    """Each failure is logged, and the waits between the tries double up to 5 s, in an alarm too."""
+    world.broker.is_blocked = is_blocked
     world.broker.faults = ["error", "timeout", "nacked", "error", "timeout", "timeout"]
 
     assert world.replace(UNSENT) == pytest.approx(0.5 + 1 + 2 + 4 + 5 + 5)
@@ -318,14 +316,6 @@ def test_a_confirm_lost_to_another_delivery_holds_nothing_up_for_ever(world: Wor
 
     assert world.replace(UNSENT) == pytest.approx(MAX_UNCONFIRMED_SECONDS, rel=0.1)
     assert (world.broker.written, len(world.broker.published)) == (2, 1)
-
-
-def test_a_broker_that_blocks_is_asked_at_leisure(world: World) -> None:
-    """A copy that is not written is tried again after a wait, in an alarm too."""
-    world.broker.faults = ["timeout"] * 5
-    world.broker.is_blocked = True
-
-    assert world.replace(UNSENT) == pytest.approx(0.5 + 1 + 2 + 4 + 5)
 
 
 @pytest.mark.parametrize(
@@ -533,17 +523,6 @@ def test_a_delivery_tells_what_it_has_waited_for(world: World, ears: Ears) -> No
         "slot": (1, 1.75),
         "due": (1, 0.25),
     }
-
-
-def test_a_moment_is_not_worth_a_word(world: World, ears: Ears) -> None:
-    """The line of a delivery that waited for nothing says nothing of waits."""
-    delivery = world.delivery()
-    with delivery.waits("slot"):
-        world.passes(0.0005)
-    world.settler.ack(delivery, SENT)
-    (line,) = ears.heard("delivery")
-
-    assert "waited_seconds" not in line
 
 
 @pytest.mark.usefixtures("longest")

@@ -1,4 +1,4 @@
-"""The line of a delivery: claimed, dispatched, replaced, acked, announced, and in this order.
+"""The path of a delivery through a worker: identified, sent, replaced, acked, announced, in order.
 
 All run on an event loop whose time leaps to the next timer. The publisher, the session and the
 service are stand-ins; what is between them is the real worker.
@@ -30,7 +30,7 @@ from tests.breakers import make_breaker, open_breaker
 from tests.clock import LeapingWorld
 from tests.deliveries import make_delivery
 from tests.ears import Ears
-from tests.unit.worker.stand_ins import Broker, Channel
+from tests.unit.worker.stand_ins import Broker, Channel, Fault
 
 BODY = b'{"to":"+491713920001","from":"Acme","text":"Hi"}'
 ACCEPTED = judge_status(202, retry_after_seconds=None)
@@ -170,17 +170,33 @@ def world() -> Iterator[World]:
         yield made
 
 
-def test_sent_then_acked_then_told(world: World) -> None:
-    """What the service accepts is acked, and then whoever asked is told."""
-    assert world.settle(reply_to="answers") == ["post", "ack", "publish to answers"]
+CONFLICT = judge_status(409, retry_after_seconds=None)
 
 
-def test_copy_is_stored_before_the_ack(world: World) -> None:
-    """What is to be tried again is acked when its copy is confirmed, however often that fails."""
-    world.service.answers = [judge_status(409, retry_after_seconds=None)]
-    world.broker.faults = ["nacked"]
+@pytest.mark.parametrize(
+    ("answer", "faults", "facts", "story"),
+    [
+        (ACCEPTED, [], {"reply_to": "answers"}, ["post", "ack", "publish to answers"]),
+        (CONFLICT, ["nacked"], {}, ["post", *["publish to q.retry.5s"] * 2, "ack"]),
+        (ACCEPTED, [], {"body": b"{}"}, ["publish to q.dead", "ack"]),
+        (RuntimeError("a bug"), [], {}, ["post", "publish to q.dead", "ack"]),
+    ],
+    ids=["sent", "retried", "invalid", "bug"],
+)
+def test_the_ack_comes_after_the_confirm(
+    world: World,
+    ears: Ears,
+    answer: Answer | Exception,
+    faults: list[Fault],
+    facts: dict[str, Any],
+    story: list[str],
+) -> None:
+    """However often publishing the copy fails; the outcome event is published last."""
+    world.service.answers = [answer]
+    world.broker.faults = faults
 
-    assert world.settle() == ["post", *["publish to q.retry.5s"] * 2, "ack"]
+    assert world.settle(**facts) == story
+    assert len(ears.heard("internal_error")) == isinstance(answer, RuntimeError)
 
 
 @pytest.mark.parametrize(
@@ -217,20 +233,6 @@ def test_what_may_have_been_sent_counts_as_in_flight_until_its_ack(
         world.run(both(world))
 
         assert world.told == story
-
-
-def test_what_is_no_request_is_never_posted(world: World) -> None:
-    """A body that cannot be read is a dead letter."""
-    assert world.settle(body=b"{}") == ["publish to q.dead", "ack"]
-    assert world.value("messages_processed_total", queue="q", outcome="dead", reason="invalid")
-
-
-def test_bug_holds_no_message(world: World, ears: Ears) -> None:
-    """Whatever goes wrong within the bridge, the message is a dead letter and the log has it."""
-    world.service.answers = [RuntimeError("a bug")]
-
-    assert world.settle() == ["post", "publish to q.dead", "ack"]
-    assert len(ears.heard("internal_error")) == 1
 
 
 def test_the_next_is_posted_after_an_ack_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
