@@ -134,6 +134,24 @@ class Answer(NamedTuple):
                 assert_never(self.fate)
 
     @property
+    def may_be_sent(self) -> bool:
+        """Whether another worker would send the message again if this one died before the ack."""
+        match self.fate:
+            case Fate.SENT | Fate.UNCERTAIN:
+                return True
+            case (
+                Fate.REFUSED
+                | Fate.SETUP
+                | Fate.AMBIGUOUS
+                | Fate.RETRY
+                | Fate.SLOW_DOWN
+                | Fate.NOT_SENT
+            ):
+                return False
+            case _:
+                assert_never(self.fate)
+
+    @property
     def ends_pause(self) -> bool:
         """Whether the answer, to a probe, shows that the service processes messages again."""
         match self.fate:

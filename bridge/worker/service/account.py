@@ -7,14 +7,14 @@ for a slot, in this order. Then its request is posted, and the breaker interpret
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Final, NoReturn, get_args
+from typing import NoReturn, get_args
 
 from bridge.config import Settings, WorkerSettings
 from bridge.errors import BrokerError
 from bridge.topology.declarations import request_queues
 from bridge.worker.delivery import MAX_HOLD_SECONDS, Delivery
 from bridge.worker.envelope import Envelope
-from bridge.worker.fates import Answer, Fate
+from bridge.worker.fates import Answer
 from bridge.worker.limits.capacity import Capacity, RequestSlot
 from bridge.worker.limits.rate_limits import RateLimits
 from bridge.worker.metrics import WorkerMetrics
@@ -24,9 +24,6 @@ from bridge.worker.service.breaker import CircuitBreaker, Cluster
 from bridge.worker.service.sender import Sender, open_transport
 from bridge.worker.service.shape import Shape
 from bridge.worker.spans import WorkerSpans
-
-# Another worker would send these again if this one were killed before the ack.
-_MAY_BE_SENT: Final = frozenset((Fate.SENT, Fate.UNCERTAIN))
 
 
 class Account:
@@ -209,7 +206,7 @@ class Account:
                         slot.answer = answer = breaker.classify(
                             answer, delivery, request, request_number=request_number
                         )
-                        if self._capacity.until_ack and answer.fate in _MAY_BE_SENT:
+                        if self._capacity.until_ack and answer.may_be_sent:
                             delivery.give_slot_back = slot.keep()
             # After the slot is freed, unless it is kept until the ack. If this answer opens the
             # breaker, a message that waited for the slot becomes the probe before the consumer
