@@ -22,6 +22,7 @@ import aio_pika
 import anyio
 import httpx
 import pytest
+from twilio.request_validator import RequestValidator
 
 from bridge.sandbox.broker import Broker
 from bridge.sandbox.processes import Child, Guard
@@ -45,6 +46,7 @@ PHP_CLIENT = Path("/usr/share/php/PhpAmqpLib/autoload.php")
 BUILD_SECONDS = 300.0
 TEAM_QUEUE = "my-team.sms"
 DEAD_LETTERS = "my-team.sms.dead"
+TWILIO_URL = "https://sms.example.com/twilio"
 DELIVERY_LIMIT = 5
 QUORUM: dict[str, Any] = {"x-queue-type": "quorum"}
 ARGUMENTS = QUORUM | {
@@ -222,6 +224,10 @@ async def bridge(
     base |= {"admin.port": "0", "admin.host": "127.0.0.1", "webhook.host": "127.0.0.1"}
     base |= {"webhook.port": "0", "webhook.secrets": [canaries.secret]}
     base |= {"sms_api.base_url": session_service.url, "sms_api.key": canaries.key}
+    twilio = {"path": "/twilio", "preset": "twilio", "public_url": TWILIO_URL}
+    vonage = {"path": "/vonage", "preset": "vonage", "signature": {"preset": "plain"}}
+    endpoints = [one | {"secrets": [canaries.secret]} for one in (twilio, vonage)]
+    base |= {"webhook.endpoints": endpoints}
     launcher = Launcher(base, tmp_path_factory.mktemp("bridge"), guard, canaries, http)
     running = await launcher.role("all", settings={})
     yield running
@@ -418,6 +424,45 @@ async def test_events_are_handled_and_acked(
         {"id": "evt-1", "type": "message.received", **first},
         {"id": None, "type": "message.received", **second},
     ]
+
+
+async def test_services_differ_and_their_events_do_not(
+    subscribe: Subscribe,
+    bridge: Running,
+    http: httpx.AsyncClient,
+    canaries: Canaries,
+    tmp_path: Path,
+) -> None:
+    """A person opts out at Twilio, and another writes to Vonage."""
+    subscriber = await subscribe(tmp_path / "events")
+    sid, url = f"SM{uuid.uuid4().hex}", bridge.webhook_url.removesuffix("/webhooks")
+    form = {"AccountSid": f"AC{0:032}", "MessageSid": sid, "From": canaries.number()}
+    form |= {"To": "+12025550102", "Body": "STOP", "OptOutType": "STOP"}
+    signature = RequestValidator(canaries.secret).compute_signature(TWILIO_URL, form)
+    answer = await http.post(f"{url}/twilio", data=form, headers={"X-Twilio-Signature": signature})
+    assert answer.status_code == 200
+
+    text = canaries.text() + AWKWARD
+    document = {"message_uuid": f"{sid}-2", "from": canaries.number()[1:], "to": "12025550102"}
+    body = json.dumps(document | {"text": text}).encode()
+    headers = {"Content-Type": "application/json", SIGNATURE: canaries.sign(body)}
+    answer = await http.post(f"{url}/vonage", content=body, headers=headers)
+    assert answer.status_code == 200
+
+    written = {line["id"]: line for line in await subscriber.until_written(3)}
+    await subscriber.until_settled()
+    received = "message.received"
+
+    assert written == {
+        sid: {"id": sid, "type": received, "from": form["From"], "text": "STOP"},
+        f"{sid}:opt_out": {"id": f"{sid}:opt_out", "type": "opt_out", "from": form["From"]},
+        f"{sid}-2": {
+            "id": f"{sid}-2",
+            "type": received,
+            "from": f"+{document['from']}",
+            "text": text,
+        },
+    }
 
 
 def _event(canaries: Canaries, event_id: str, event_type: str, **data: str) -> dict[str, Any]:
