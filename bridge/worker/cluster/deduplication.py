@@ -61,10 +61,11 @@ REPORTED_AGAIN_SECONDS: Final = 60.0
 # time: a second in all.
 MAX_RECENT: Final = 20_000
 PART_SECONDS: Final = 0.02
-# While one peer answers no other is asked; none after the second.
+# How long to wait for the next part of an answer before a peer is asked again, and for how long to
+# ask at all.
 RECENT_AGAIN_SECONDS: Final = 2.0
 MAX_RECENT_SECONDS: Final = 10.0
-# How many may be answered at once; the others ask again.
+# How many peers are answered at once; the others ask again.
 MAX_ANSWERED: Final = 4
 MAX_COPIES: Final = 10_000
 # So many copies are published to a worker that joins, the latest.
@@ -103,7 +104,7 @@ class ClusterDeduplicator(Part):
         # Until when peers are asked for what was sent lately.
         self._asks_until = 0.0
         self._recent_at = 0.0
-        self._recent_asked: set[str] = set()
+        self._recent_answered: set[str] = set()
         self._answering: set[asyncio.Task[None]] = set()
 
     # This worker's messages
@@ -191,7 +192,7 @@ class ClusterDeduplicator(Part):
         """Report again what was lost lately, and ask the peers for what they sent meanwhile."""
         self._asks_until = self._clock() + MAX_RECENT_SECONDS
         self._recent_at = self._clock() - RECENT_AGAIN_SECONDS
-        self._recent_asked.clear()
+        self._recent_answered.clear()
         since = self._now() - REPORTED_AGAIN_SECONDS
         lately = itertools.takewhile(
             lambda sent: sent[1].at >= since, self._sent_messages.latest(MAX_UNREPORTED)
@@ -218,14 +219,11 @@ class ClusterDeduplicator(Part):
             case State():
                 self._ask_recent(peer)
             case RecentQuestion() if message.to == own and len(self._answering) < MAX_ANSWERED:
-                task = asyncio.create_task(self._publish_recent(peer))
+                task = asyncio.create_task(self._publish_recent(peer, message.joins))
                 self._answering.add(task)
                 task.add_done_callback(self._answering.discard)
             case Recent() if message.to == own:
-                self._learn(message.sent)
-                self._recent_at = self._clock()
-                if message.is_last:
-                    self._asks_until = self._clock()
+                self._on_recent(peer, message)
 
     def _on_report(self, peer: str, told: Report) -> None:
         now = self._clock()
@@ -272,22 +270,32 @@ class ClusterDeduplicator(Part):
     # Messages that were sent lately
 
     def _ask_recent(self, peer: str) -> None:
-        """Ask a peer that is there, once, unless another one is answering."""
+        """Ask a peer that is there, unless another one is answering."""
         now = self._clock()
-        is_answered = now - self._recent_at < RECENT_AGAIN_SECONDS
-        if now < self._asks_until and not is_answered and peer not in self._recent_asked:
+        is_answering = now - self._recent_at < RECENT_AGAIN_SECONDS
+        if now < self._asks_until and not is_answering and peer not in self._recent_answered:
             self._recent_at = now
-            self._recent_asked.add(peer)
-            self._membership.publish(RecentQuestion(to=peer))
+            self._membership.publish(RecentQuestion(to=peer, joins=self._membership.joins))
 
-    async def _publish_recent(self, peer: str) -> None:
+    async def _publish_recent(self, peer: str, joins: int | None) -> None:
+        """Answer a peer part by part, into its own queue, which no other worker has to read."""
+        queue = None if joins is None else self._membership.queue_name(peer, joins)
         recent = self._sent_messages.latest(MAX_RECENT)
-        while part := list(itertools.islice(recent, MAX_REPORTED)):
-            self._membership.publish(Recent(to=peer, sent=write_records(part, now=self._now())))
+        while part := write_records(itertools.islice(recent, MAX_REPORTED), now=self._now()):
+            self._membership.publish(Recent(to=peer, sent=part), to=queue)
             await asyncio.sleep(PART_SECONDS)
         # A worker that still asks itself may not know all: another one is asked, too.
-        if self._clock() >= self._asks_until:
-            self._membership.publish(Recent(to=peer, is_last=True))
+        is_all = self._clock() >= self._asks_until
+        self._membership.publish(Recent(to=peer, is_last=is_all), to=queue)
+
+    def _on_recent(self, peer: str, told: Recent) -> None:
+        self._learn(told.sent)
+        self._recent_at = self._clock()
+        if told.is_last:
+            self._asks_until = self._clock()
+        elif not told.sent:
+            self._recent_answered.add(peer)
+            self._recent_at -= RECENT_AGAIN_SECONDS
 
 
 def _take_some(waiting: dict[bytes, None]) -> bytes:

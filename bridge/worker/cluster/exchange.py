@@ -31,7 +31,7 @@ from bridge.amqp.frames import Body
 from bridge.amqp.properties import Properties
 from bridge.deadline import Deadline
 from bridge.telemetry.logs import Log
-from bridge.worker.cluster.membership import TICK_SECONDS, Cluster
+from bridge.worker.cluster.membership import MESSAGE_SECONDS, TICK_SECONDS, Cluster
 
 log = Log(__name__)
 
@@ -49,7 +49,7 @@ WRITE_SECONDS: Final = 1.0
 QUEUE_ARGUMENTS: Final[dict[str, Any]] = {
     "x-queue-type": "classic",
     "x-expires": 15_000,
-    "x-message-ttl": 10_000,
+    "x-message-ttl": 1000 * MESSAGE_SECONDS,
     "x-max-length": 4096,
     "x-max-length-bytes": 16 * 1024 * 1024,
     "x-overflow": "drop-head",

@@ -44,6 +44,8 @@ MAX_HEARTBEATS_A_SECOND: Final = 400
 MAX_HEARTBEAT_SECONDS: Final = 20
 # After a longer time between two ticks this process was frozen, and received nothing.
 MAX_GAP_SECONDS: Final = 3.0
+# How long the broker keeps a message for a worker that does not read.
+MESSAGE_SECONDS: Final = 10
 # Of more peers, those heard last are known.
 MAX_PEERS: Final = 1000
 # Of more unpublished messages, the newest are kept.
@@ -133,6 +135,8 @@ class Membership:
         # How often it has joined the exchange, and whether the broker has refused that.
         self.joins = 0
         self.is_refused = False
+        # Whether this process was frozen for so long that the broker dropped messages for it.
+        self.has_missed_messages = False
         self._clock = clock
         self._wire: Wire | None = None
         self._has_left = False
@@ -224,6 +228,7 @@ class Membership:
     def tick(self) -> None:
         """Look after the peers each second; raise BrokerError if its messages do not come back."""
         gap_seconds = self._clock() - self._ticked_at
+        self.has_missed_messages = gap_seconds > MESSAGE_SECONDS
         if gap_seconds > MAX_GAP_SECONDS and self._deaf_since is None:
             self._deaf_seconds += gap_seconds
         # During an alarm of the broker no worker publishes anything.
@@ -366,6 +371,11 @@ class Cluster:
         membership.join(wire)
         self._seconds_to_heartbeat = 0
         self._heartbeat_seconds = 1
+        self._introduce()
+
+    def _introduce(self) -> None:
+        """Have the peers publish what this worker missed, and publish what they missed."""
+        membership = self.membership
         membership.publish(Join(joins=membership.joins, heartbeat_seconds=self._heartbeat_seconds))
         for part in self._parts:
             part.joined()
@@ -373,6 +383,8 @@ class Cluster:
     def tick(self) -> None:
         """Look after peers and parts each second, and publish a heartbeat if one is due."""
         self.membership.tick()
+        if self.membership.has_missed_messages:
+            self._introduce()
         for part in self._parts:
             part.tick()
         state = self._state(None)

@@ -265,13 +265,20 @@ class Report(Message):
 
 
 class RecentQuestion(Message):
-    """A worker asks one peer for the messages that were sent lately, by any worker."""
+    """A worker asks one peer for the messages that were sent lately, by any worker.
+
+    `joins` names its queue, as in `Join`.
+    """
 
     to: str
+    joins: Annotated[int, Field(ge=1, lt=2**31)] | None = None
 
 
 class Recent(Message):
-    """A part of the answer, the newest first; all others ignore it."""
+    """A part of the answer, the newest first; all others ignore it.
+
+    Without messages it ends the answer; `is_last` unless another peer may know more.
+    """
 
     to: str
     sent: _Records = b""

@@ -88,6 +88,7 @@ class Colleague:
             self.membership, self.deduplicator, identity_of=identity_of, clock=clock
         )
         self.may_wait = True
+        self.is_frozen = False
         self._taken: dict[MessageIdentity, Released] = {}
         self._deduplication: ClusterDeduplicator | None = None
         parts: list[Part] = [self.questions, self.repeated_copies]
@@ -228,7 +229,7 @@ class Team(LeapingWorld):
         while True:
             await asyncio.sleep(1)
             for member in self.members:
-                if member.membership.is_up:
+                if member.membership.is_up and not member.is_frozen:
                     member.member.cluster.tick()
 
 

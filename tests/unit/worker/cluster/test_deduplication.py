@@ -9,7 +9,8 @@ from bridge.worker.cluster.deduplication import (
     MAX_RECENT_SECONDS,
     REPORT_SECONDS,
 )
-from bridge.worker.cluster.messages import Report
+from bridge.worker.cluster.membership import MESSAGE_SECONDS
+from bridge.worker.cluster.messages import Message, Recent, RecentQuestion, Report
 from bridge.worker.cluster.questions import BUSY_SECONDS
 from bridge.worker.deduplicator import New, Repeat, Wait
 from tests.unit.worker.cluster.team import HEARD_AFTER_SECONDS, Team, again, message
@@ -336,6 +337,53 @@ def test_a_newcomer_learns_what_was_sent(make_team: MakeTeam, count: int) -> Non
         return [known, type(await newcomer.take(message(team, "m-0")))]
 
     assert team.play(story()) == [{Repeat}, New]
+
+
+@pytest.mark.parametrize("lost", [RecentQuestion, Recent])
+def test_a_newcomer_asks_again_until_it_is_answered(
+    make_team: MakeTeam, lost: type[Message]
+) -> None:
+    """A question or a part of its answer may be lost, and the only peer is asked once more."""
+    team = make_team(1)
+
+    async def story() -> object:
+        await asyncio.sleep(MAX_RECENT_SECONDS + 2)
+        await send(team, 0)
+        team.exchange.loses = lambda _sender, sent: isinstance(sent, lost)
+        newcomer = team.hire()
+        await asyncio.sleep(1.5)
+        team.exchange.loses = lambda _sender, _message: False
+        await asyncio.sleep(MAX_RECENT_SECONDS / 2)
+        return await newcomer.take(message(team))
+
+    assert isinstance(team.play(story()), Repeat)
+
+
+@pytest.mark.parametrize("is_sent", [True, False], ids=["sent", "in_flight"])
+def test_a_frozen_worker_learns_what_it_missed(make_team: MakeTeam, *, is_sent: bool) -> None:
+    """The broker keeps no message for it for longer than some seconds; it asks as a newcomer."""
+    team = make_team(2)
+    first, second = team.members
+
+    async def story() -> object:
+        await asyncio.sleep(MAX_RECENT_SECONDS + 2)
+        second.is_frozen = True
+        team.exchange.loses = lambda _sender, sent: isinstance(sent, Report)
+        claim = await first.begin(message(team))
+        if is_sent:
+            first.settle(claim)
+        await asyncio.sleep(MESSAGE_SECONDS + 2)
+        team.exchange.loses = lambda _sender, _message: False
+        second.is_frozen = False
+        await asyncio.sleep(2)
+        taking = asyncio.create_task(second.take(message(team)))
+        await asyncio.sleep(1)
+        if not is_sent:
+            assert not taking.done()
+            first.settle(claim)
+        return await taking
+
+    assert isinstance(team.play(story()), Repeat)
 
 
 def test_a_newcomer_is_told_what_is_in_flight(make_team: MakeTeam) -> None:
