@@ -70,6 +70,7 @@ class _Wire:
     """Writes acks to nobody."""
 
     is_reading = True
+    is_in_doubt = False
 
     def ack(self, channel: Channel, delivery_tag: int) -> None:
         frames.ack_frame(channel.number, delivery_tag)

@@ -305,7 +305,9 @@ def _new_connection(settings: RabbitMQSettings, url: SecretStr, name: str) -> Co
     except ConfigError as error:
         raise ConnectError("tls_failed", str(error)) from error
     connection = Connection(target, ssl_context=context)
-    connection.wire = connection.kwargs["transport_factory"] = Wire()
+    connection.wire = connection.kwargs["transport_factory"] = Wire(
+        heartbeat_seconds=settings.heartbeat_seconds
+    )
     if settings.tls.server_name is not None and target.scheme == "amqps":
         connection.kwargs["server_hostname"] = settings.tls.server_name
     return connection

@@ -12,6 +12,7 @@ it.
 """
 
 import asyncio
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -54,10 +55,20 @@ FOREIGN_BYTES: Final = 8
 
 
 class Wire(TransportFactory):
-    """The byte stream of one connection, opened by aiormq and shared with it."""
+    """The byte stream of one connection, opened by aiormq and shared with it.
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+    The broker sends something at least every `heartbeat_seconds`.
+    """
+
+    def __init__(
+        self,
+        *,
+        heartbeat_seconds: float = math.inf,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._heartbeat_seconds = heartbeat_seconds
         self._clock = clock
+        self._gaps_proved = 0
         self._notices = Notices()
         self._takers: dict[int, FrameTaker] = {0: self._notices}
         self._transport: asyncio.Transport | None = None
@@ -73,7 +84,7 @@ class Wire(TransportFactory):
         """Connect. Called by aiormq. Raises AMQPConnectionError."""
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(loop=loop)
-        protocol = Demultiplexer(reader, self._takers, self._clock)
+        protocol = Demultiplexer(reader, self._takers, self._clock, self._heartbeat_seconds)
         context: SSLContextProvider = kwargs["ssl_context_provider"]
         try:
             transport, _ = await create_connection(
@@ -169,7 +180,10 @@ class Wire(TransportFactory):
         `basic.qos` would set the prefetch of a consumer that registers meanwhile. Has no deadline.
         Raises aiormq's error if the channel ends.
         """
+        gaps = 0 if self._protocol is None else self._protocol.gaps
         await channel.flow(active=True)
+        # Not those since: this answer may be older.
+        self._gaps_proved = gaps
 
     def write(self, *frames: Piece) -> None:
         """Write whole frames; all frames of one event loop iteration are sent together."""
@@ -207,6 +221,9 @@ class Wire(TransportFactory):
         if enabled is not self._is_reading and self._transport is not None:
             self._is_reading = enabled
             (self._transport.resume_reading if enabled else self._transport.pause_reading)()
+            if self._protocol is not None:
+                # What was not read on purpose is no gap.
+                self._protocol.heard_at = self._clock()
 
     def keep_alive(self) -> None:
         """Show aiormq a heartbeat while reading is off; call every few seconds."""
@@ -219,6 +236,20 @@ class Wire(TransportFactory):
         if self._protocol is None or not self._is_reading:
             return 0.0
         return self._clock() - self._protocol.heard_at
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether the broker may have given this connection up without this process noticing.
+
+        Nothing was read for longer than the heartbeat interval, because the broker is silent or
+        this process was frozen. What is read afterwards may be older than the end of the
+        connection; only the answer to `acks_read` proves that it lives.
+        """
+        protocol = self._protocol
+        if protocol is None or not self._is_reading:
+            return False
+        is_proved = protocol.gaps == self._gaps_proved
+        return not is_proved or self._clock() - protocol.heard_at > self._heartbeat_seconds
 
     def abort(self) -> None:
         """Abort the connection without a regular close."""
@@ -292,9 +323,13 @@ class Demultiplexer(asyncio.StreamReaderProtocol):
         reader: asyncio.StreamReader,
         takers: dict[int, FrameTaker],
         clock: Callable[[], float],
+        heartbeat_seconds: float = math.inf,
     ) -> None:
         super().__init__(reader, loop=asyncio.get_running_loop())
+        self._heartbeat_seconds = heartbeat_seconds
         self._clock = clock
+        # How often nothing was read for longer than the heartbeat interval.
+        self.gaps = 0
         self._takers = takers
         # The start of an incomplete frame, and the number of missing bytes.
         self._held: list[bytes] = []
@@ -305,7 +340,10 @@ class Demultiplexer(asyncio.StreamReaderProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Distribute received frames; keep an incomplete one until its end arrives."""
-        self.heard_at = self._clock()
+        now = self._clock()
+        if now - self.heard_at > self._heartbeat_seconds:
+            self.gaps += 1
+        self.heard_at = now
         if self._held:
             self._held.append(data)
             self._missing_bytes -= len(data)

@@ -35,6 +35,11 @@ class Session:
         return self.over.is_set()
 
     @property
+    def is_in_doubt(self) -> bool:
+        """Whether it may be over without this process noticing; ask `until_heard_from` then."""
+        return self.wire.is_in_doubt
+
+    @property
     def most_unacked(self) -> int:
         """Upper bound of the deliveries that the broker considers unacked.
 

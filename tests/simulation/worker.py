@@ -29,6 +29,7 @@ class _Session:
     is_over = False
     is_closed = False
     is_leaving = False
+    is_in_doubt = False
 
     @property
     def channel(self) -> "_Session":

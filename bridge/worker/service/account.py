@@ -179,7 +179,8 @@ class Account:
         """Post with a token and a slot, and return the outcome of the delivery.
 
         Returns None if the message is not settled and has to wait again: the service wants a short
-        wait, or the breaker opened or the message expired before it could be sent.
+        wait, or the breaker opened or the message expired before it could be sent, or the broker
+        had to prove first that it has not delivered the message to another worker meanwhile.
         """
         key, breaker = delivery.envelope.key, self.breaker
         async with self.rates.token(
@@ -196,6 +197,9 @@ class Account:
                     if breaker.may_go_now:  # No wait began while this message waited for its slot.
                         if delivery.is_stale:
                             raise BrokerError("the channel is gone")
+                        if delivery.session.is_in_doubt:
+                            await delivery.session.until_heard_from(changed=self.changed)
+                            return None
                         token.spend()
                         request_number = breaker.begin(key)
                         slot.begin()

@@ -43,6 +43,7 @@ def numbered(number: int) -> Channel:
 
 CHANNEL = numbered(TAKEN)
 HEARTBEAT = marshal(Heartbeat(), 0)
+HEARTBEAT_SECONDS = 10
 SECONDS = 10
 MIB = 1 << 20
 
@@ -91,9 +92,12 @@ class Stream:
     def __init__(self) -> None:
         self.clock = Clock()
         self.taken: list[Delivered] = []
-        self.wire = Wire(clock=self.clock)
+        self.wire = Wire(heartbeat_seconds=HEARTBEAT_SECONDS, clock=self.clock)
         self.reader = Reader()
-        self._protocol = Demultiplexer(self.reader, self.wire._takers, self.clock)
+        self._protocol = Demultiplexer(
+            self.reader, self.wire._takers, self.clock, HEARTBEAT_SECONDS
+        )
+        self.wire._protocol = self._protocol
 
     def take(self, tag: int, redelivered: bool, properties: Properties, body: Body) -> None:  # noqa: FBT001
         """Write down a delivery."""
@@ -270,6 +274,34 @@ async def test_half_a_frame_is_no_sign_of_life(stream: Stream) -> None:
         stream.feed(bytes([byte]))
 
     assert stream.feed() == b""
+
+
+async def test_a_gap_puts_the_connection_in_doubt_until_the_broker_answers(stream: Stream) -> None:
+    """What is read after a freeze may be older than it; only the answer to a question is not."""
+    answered = asyncio.Event()
+
+    async def flow(*, active: bool) -> None:
+        assert active
+        await answered.wait()
+
+    channel = cast("Channel", SimpleNamespace(number=TAKEN, flow=flow))
+    stream.clock.now += HEARTBEAT_SECONDS
+    stream.feed(HEARTBEAT)
+    assert not stream.wire.is_in_doubt
+    stream.clock.now += HEARTBEAT_SECONDS + 0.1
+    assert stream.wire.is_in_doubt
+    stream.feed(HEARTBEAT)
+    assert stream.wire.is_in_doubt
+    asking = asyncio.ensure_future(stream.wire.acks_read(channel))
+    await asyncio.sleep(0)
+    # Frozen once more before the answer was read, which may be older than the second freeze.
+    stream.clock.now += HEARTBEAT_SECONDS + 0.1
+    stream.feed(HEARTBEAT)
+    answered.set()
+    await asking
+    assert stream.wire.is_in_doubt
+    await stream.wire.acks_read(channel)
+    assert not stream.wire.is_in_doubt
 
 
 # What no broker sends

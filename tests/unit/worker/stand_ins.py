@@ -153,6 +153,7 @@ class Channel:
 
     is_closed = False
     is_leaving = False
+    is_in_doubt = False
     in_progress = 0
 
     def __init__(self) -> None:

@@ -44,11 +44,20 @@ class Session:
     is_over = False
     is_closed = False
     is_leaving = False
+    is_in_doubt = False
+
+    def __init__(self) -> None:
+        self.is_heard_from = asyncio.Event()
 
     @property
     def channel(self) -> "Session":
         """Return the channel."""
         return self
+
+    async def until_heard_from(self, *, changed: asyncio.Event) -> None:
+        """Return when the broker is heard from, or the session is over."""
+        assert not changed.is_set()
+        await self.is_heard_from.wait()
 
 
 class Service:
@@ -555,6 +564,26 @@ def test_nothing_is_posted_for_a_channel_that_is_gone(limited: World) -> None:
     limited.one("next")
 
     assert limited.posts == [(0, "first"), (pytest.approx(10), "next")]
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+def test_nothing_is_posted_while_the_session_is_in_doubt(world: World, *, is_over: bool) -> None:
+    """The broker may have delivered the message to another worker: it is asked first."""
+    session = world.session
+    session.is_in_doubt = True
+
+    def hear() -> None:
+        session.is_in_doubt, session.is_over = False, is_over
+        session.is_heard_from.set()
+
+    world.at(5, hear)
+    if is_over:
+        with pytest.raises(BrokerError, match="the channel is gone"):
+            world.one("m")
+    else:
+        world.one("m")
+
+    assert world.posts == ([] if is_over else [(pytest.approx(5), "m")])
 
 
 @pytest.mark.parametrize("waits_for", ["rate", "slot", "pace"])
