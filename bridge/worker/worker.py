@@ -20,9 +20,9 @@ from bridge.topology.queue_sizes import QueueSizes, QueueWatch
 from bridge.topology.upkeep import Upkeep
 from bridge.worker.announcer import Announcer
 from bridge.worker.cluster.deduplication import ClusterDeduplicator, RepeatedCopies
-from bridge.worker.cluster.exchange import Exchange
+from bridge.worker.cluster.exchange import ClusterExchange
 from bridge.worker.cluster.joint_pause import JointPause, PauseFollower
-from bridge.worker.cluster.membership import Cluster, Part
+from bridge.worker.cluster.membership import Coordination, Part
 from bridge.worker.cluster.questions import RedeliveryQuestions
 from bridge.worker.cluster.rate_limit import ClusterRateLimit
 from bridge.worker.consumer import Consumer
@@ -143,7 +143,7 @@ class Worker:
         if own.deduplicate is not None and membership.is_enabled:
             self._cluster_deduplicator = ClusterDeduplicator(membership, self._deduplicator.sent)
             parts.append(self._cluster_deduplicator)
-        self.exchange = Exchange(Cluster(membership, parts, metrics=metrics))
+        self.exchange = ClusterExchange(Coordination(membership, parts, metrics=metrics))
         self._identification = Identification(
             deduplicator=self._deduplicator,
             questions=self._questions,

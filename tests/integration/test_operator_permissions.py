@@ -14,8 +14,8 @@ from bridge.sandbox.broker import Broker
 from bridge.telemetry.metrics import new_registry
 from bridge.topology.declarations import Topology, webhook_topology, worker_topology
 from bridge.topology.upkeep import provide
-from bridge.worker.cluster.exchange import Exchange
-from bridge.worker.cluster.membership import Cluster, Membership
+from bridge.worker.cluster.exchange import ClusterExchange
+from bridge.worker.cluster.membership import Coordination, Membership
 from bridge.worker.metrics import WorkerMetrics
 from tests.accounts import account, virtual_host
 from tests.chart.rendering import CI, MOUNTED, config, merged, nested, of_kind, render
@@ -49,7 +49,7 @@ def topology_of(settings: Settings) -> Topology:
 async def until_heard(queue: str, url: str) -> None:
     metrics = WorkerMetrics(new_registry(), queue=queue, retry_queues=[], dead="dead")
     membership = Membership(queue, is_enabled=True, metrics=metrics)
-    exchange = Exchange(Cluster(membership, [], metrics=metrics))
+    exchange = ClusterExchange(Coordination(membership, [], metrics=metrics))
     async with connected(url) as connection:
 
         async def serve(_connection: Connection) -> None:

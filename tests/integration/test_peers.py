@@ -15,11 +15,11 @@ from bridge.amqp.client import ChannelNotFoundEntity, Connection
 from bridge.sandbox.broker import Broker
 from bridge.telemetry.metrics import Registry, new_registry
 from bridge.worker.cluster import exchange as peers_exchange
-from bridge.worker.cluster.exchange import REFUSED_SECONDS, Exchange
+from bridge.worker.cluster.exchange import REFUSED_SECONDS, ClusterExchange
 from bridge.worker.cluster.membership import (
     MAX_REJOIN_SECONDS,
     REMEMBERED,
-    Cluster,
+    Coordination,
     Membership,
     Part,
 )
@@ -74,7 +74,7 @@ class Colleague:
         metrics = WorkerMetrics(self.registry, queue=queue, retry_queues=[], dead="dead")
         self.listener = Listener()
         self.peers = Membership(queue, is_enabled=is_enabled, metrics=metrics)
-        self.exchange = Exchange(Cluster(self.peers, [self.listener], metrics=metrics))
+        self.exchange = ClusterExchange(Coordination(self.peers, [self.listener], metrics=metrics))
 
     @property
     def heard(self) -> list[tuple[str, str]]:

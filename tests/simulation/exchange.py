@@ -6,7 +6,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
-from bridge.worker.cluster.membership import TICK_SECONDS, Cluster, Membership, Part
+from bridge.worker.cluster.membership import TICK_SECONDS, Coordination, Membership, Part
 from bridge.worker.cluster.messages import Message, read_message
 from bridge.worker.metrics import WorkerMetrics
 
@@ -61,7 +61,7 @@ class Exchange:
 
 
 class Member:
-    """A worker's place on a simulated exchange, in the place of `bridge`'s `Exchange`."""
+    """A worker's place on a simulated exchange, in the place of `ClusterExchange`."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Member:
         metrics: WorkerMetrics,
     ) -> None:
         self.membership = membership
-        self.cluster = Cluster(membership, parts, metrics=metrics)
+        self.cluster = Coordination(membership, parts, metrics=metrics)
         self._exchange = exchange
 
     @property

@@ -1,20 +1,19 @@
-"""Recognise messages that are in the queue twice, also when two workers take one each.
+"""Recognise messages that are in the queue twice, even if two workers receive one each.
 
-`ClusterDeduplicator` is about the duplicates of publishers. Each worker reports to the others which
-messages it takes, sends, and settles in another way, some times a second, all in one message. A
-delivery of a message that a peer has in flight waits; one that a peer has sent is a repeat. Two
-that are taken within the time that a report takes are both sent. A report that is lost is made good
-when a delivery waits for it, and when the worker that published it joins again.
+`ClusterDeduplicator` recognises messages that their publisher sent twice. Each worker reports the
+messages that it takes, sends, and settles in another way, up to 50 times a second, each time in one
+message. A delivery of a message that a peer has in flight waits; one of a message that a peer has
+sent is a repeat. If two workers take equal messages before either report arrives, both are sent. A
+lost report is repeated when a delivery waits for it, and when a worker joins again.
 
-`RepeatedCopies` is about retry copies. A copy whose confirm was lost is published again, and only
-the second says that it may be one (`x-sms-bridge-repeated`). The broker may deliver the second
-first, and the first minutes later, to another worker: it tries anew only after three minutes to
-deliver a message that found no leader at the end of its wait. So a worker that publishes, is given
-or settles either publishes that, also to workers that join later.
+`RepeatedCopies` recognises retry copies. A copy whose confirm was lost is published again, and only
+the second one is marked (`x-sms-bridge-repeated`). The broker may deliver it first, and the
+unmarked one to another worker minutes later: if a message finds no queue leader at the end of its
+wait, the broker tries again only after three minutes. So each worker publishes the identities of
+the copies that it publishes again, receives or settles, also to workers that join later.
 """
 
 import asyncio
-import contextlib
 import itertools
 import time
 from collections import deque
@@ -24,11 +23,17 @@ from typing import Final
 from bridge.amqp.frames import Body
 from bridge.amqp.properties import Properties
 from bridge.ttl_cache import MAX_ENTRIES, ExpiringMap
-from bridge.worker.cluster.membership import PRESENT, REMEMBERED, Membership, Part
+from bridge.worker.cluster.membership import (
+    PRESENT,
+    REMEMBERED,
+    Membership,
+    Part,
+    wait_at_most,
+)
 from bridge.worker.cluster.messages import (
     MAX_QUESTIONS,
     MAX_REPORTED,
-    Copies,
+    CopyList,
     IdentityFacts,
     Join,
     Message,
@@ -36,7 +41,7 @@ from bridge.worker.cluster.messages import (
     Recent,
     RecentQuestion,
     Report,
-    State,
+    WorkerState,
     facts_of,
     read_digests,
     read_records,
@@ -49,33 +54,32 @@ from bridge.worker.delivery import Delivery
 from bridge.worker.envelope import bare_envelope
 from bridge.worker.sent_messages import SENT_SECONDS, Accepted, SentMessages
 
-# Between two reports. The first after a quiet time goes at the end of the loop's iteration.
+# Shortest time between two reports. After a quiet time a report is published at once.
 REPORT_SECONDS: Final = 0.02
-# Messages that were sent while no peer could hear of it are reported afterwards; of more, the
-# newest.
+# Messages sent while no peer could be reached are reported afterwards, at most the newest.
 MAX_UNREPORTED: Final = 10_000
-# A worker that joins again reports messages of this time anew: a connection that is cut silently
-# loses what is published to it until the missing heartbeats end it.
+# A worker that joins again reports the messages of this time again: a connection that was cut
+# silently loses everything until the missing heartbeats end it.
 REPORTED_AGAIN_SECONDS: Final = 60.0
-# So many of the messages that were sent lately are published to a worker that joins, a part at a
-# time: a second in all.
+# A worker that joins is told this many of the messages that were sent last, a part at a time; it
+# takes a second in all.
 MAX_RECENT: Final = 20_000
 PART_SECONDS: Final = 0.02
 # How long to wait for the next part of an answer before a peer is asked again, and for how long to
 # ask at all.
 RECENT_AGAIN_SECONDS: Final = 2.0
 MAX_RECENT_SECONDS: Final = 10.0
-# How many peers are answered at once; the others ask again.
+# How many peers are answered at the same time; the others ask again.
 MAX_ANSWERED: Final = 4
 MAX_COPIES: Final = 10_000
-# So many copies are published to a worker that joins, the latest.
+# A worker that joins is told this many copies, the newest.
 MAX_WELCOME: Final = 4 * MAX_QUESTIONS
 
 
 class ClusterDeduplicator(Part):
-    """One worker's reports, and what it has learned that its peers have in flight.
+    """One worker's reports, and the messages that its peers have in flight.
 
-    `sent` are the messages that were sent. `now` returns unix seconds.
+    `sent` has the messages sent by any worker. `now` returns unix seconds.
     """
 
     def __init__(
@@ -91,7 +95,7 @@ class ClusterDeduplicator(Part):
         self._clock = clock
         self._now = now
         self._in_flight: set[bytes] = set()
-        # The peer that has it in flight, and when that was heard.
+        # The peer that has a message in flight, and when it last reported that.
         self._busy: dict[bytes, tuple[str, float]] = {}
         self._awaited: dict[bytes, asyncio.Event] = {}
         # The next report.
@@ -101,7 +105,8 @@ class ClusterDeduplicator(Part):
         self._sent: deque[tuple[bytes, Accepted]] = deque(maxlen=MAX_UNREPORTED)
         self._reporting: asyncio.TimerHandle | None = None
         self._reported_at = -REPORT_SECONDS
-        # Until when peers are asked for what was sent lately.
+        # Until when to ask peers for the messages sent recently; when one was asked or answered;
+        # peers that have answered, but may not know all.
         self._asks_until = 0.0
         self._recent_at = 0.0
         self._recent_answered: set[str] = set()
@@ -112,10 +117,10 @@ class ClusterDeduplicator(Part):
     async def until_ended_elsewhere(
         self, delivery: Delivery, identity: MessageIdentity, *, may_wait: Callable[[], bool]
     ) -> bool:
-        """Return when no peer has the same message in flight any more.
+        """Wait until no peer has the same message in flight.
 
-        Returns False while one does and it `may_wait` no longer. A peer that is not heard, or that
-        does not say that it has the message, is waited for for some seconds.
+        Returns False if one still has when the delivery `may_wait` no longer. Waits only a few
+        seconds for a peer that is silent, or no longer confirms that it has the message.
         """
         message, since = identity.message, self._clock()
         if message not in self._busy:
@@ -127,13 +132,11 @@ class ClusterDeduplicator(Part):
                 self._asked[message] = None
                 self._report_soon()
                 ended = self._awaited.setdefault(message, asyncio.Event())
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(ASK_AGAIN_SECONDS):
-                        await ended.wait()
+                await wait_at_most(ASK_AGAIN_SECONDS, ended)
         return True
 
     def take(self, identity: MessageIdentity) -> None:
-        """Report that a message is in flight here."""
+        """Report that this worker has begun to process a message."""
         if identity.has_id:
             self._in_flight.add(identity.message)
             self._taken[identity.message] = None
@@ -141,7 +144,7 @@ class ClusterDeduplicator(Part):
             self._report_soon()
 
     def end(self, identity: MessageIdentity, accepted: Accepted | None) -> None:
-        """Report that it was accepted, or that it was not, so that another one may be tried."""
+        """Report that a message was accepted, or was not, so that an equal one may be tried."""
         if not identity.has_id:
             return
         self._in_flight.discard(identity.message)
@@ -161,7 +164,7 @@ class ClusterDeduplicator(Part):
             self._reporting = loop.call_later(max(0.0, wait_seconds), self.report)
 
     def report(self) -> None:
-        """Publish all that has not been reported yet."""
+        """Publish everything that has not been reported yet."""
         if self._reporting is not None:
             self._reporting.cancel()
             self._reporting = None
@@ -181,7 +184,7 @@ class ClusterDeduplicator(Part):
                     asked=_take_some(self._asked),
                 )
             )
-        # A peer that joins or comes back learns what is in flight by then, and what was sent.
+        # A peer that joins later is told then what is in flight, and what was sent.
         self._taken.clear()
         self._ended.clear()
         self._asked.clear()
@@ -189,7 +192,7 @@ class ClusterDeduplicator(Part):
             self._sent.clear()
 
     def joined(self) -> None:
-        """Report again what was lost lately, and ask the peers for what they sent meanwhile."""
+        """Report the last minute again, and ask the peers for the messages sent meanwhile."""
         self._asks_until = self._clock() + MAX_RECENT_SECONDS
         self._recent_at = self._clock() - RECENT_AGAIN_SECONDS
         self._recent_answered.clear()
@@ -197,18 +200,18 @@ class ClusterDeduplicator(Part):
         lately = itertools.takewhile(
             lambda sent: sent[1].at >= since, self._sent_messages.latest(MAX_UNREPORTED)
         )
-        # The newest first, so that the oldest are left out where there is no room for all.
+        # The newest first, so that the oldest are left out if there is no room for all.
         self._sent.extendleft(itertools.islice(lately, MAX_UNREPORTED - len(self._sent)))
         self._taken.update(dict.fromkeys(self._in_flight))
         self._report_soon()
 
     def tick(self) -> None:
-        """Report the messages that were sent while no peer could hear of it."""
+        """Report messages that were sent while no peer could be reached."""
         if self._sent:
             self._report_soon()
 
     def receive(self, peer: str, message: Message) -> None:
-        """Learn from a report, and answer a worker that joins."""
+        """Learn from reports and answers, and answer a worker that joins."""
         own = self._membership.worker_id
         match message:
             case Report():
@@ -216,7 +219,7 @@ class ClusterDeduplicator(Part):
             case Join():
                 self._taken.update(dict.fromkeys(self._in_flight))
                 self._report_soon()
-            case State():
+            case WorkerState():
                 self._ask_recent(peer)
             case RecentQuestion() if message.to == own and len(self._answering) < MAX_ANSWERED:
                 task = asyncio.create_task(self._publish_recent(peer, message.joins))
@@ -250,7 +253,7 @@ class ClusterDeduplicator(Part):
             self._forget(message)
 
     def _is_busy(self, message: bytes, since: float) -> bool:
-        """Whether a peer has it in flight that is there, and says so when it is asked."""
+        """Whether a present peer has it in flight, and confirms that when asked."""
         busy = self._busy.get(message)
         if busy is None:
             return False
@@ -267,10 +270,10 @@ class ClusterDeduplicator(Part):
         if ended is not None:
             ended.set()
 
-    # Messages that were sent lately
+    # Messages sent recently
 
     def _ask_recent(self, peer: str) -> None:
-        """Ask a peer that is there, unless another one is answering."""
+        """Ask a peer, unless another one is answering."""
         now = self._clock()
         is_answering = now - self._recent_at < RECENT_AGAIN_SECONDS
         if now < self._asks_until and not is_answering and peer not in self._recent_answered:
@@ -278,13 +281,13 @@ class ClusterDeduplicator(Part):
             self._membership.publish(RecentQuestion(to=peer, joins=self._membership.joins))
 
     async def _publish_recent(self, peer: str, joins: int | None) -> None:
-        """Answer a peer part by part, into its own queue, which no other worker has to read."""
+        """Answer a peer in parts, through its own queue, so that no other worker reads them."""
         queue = None if joins is None else self._membership.queue_name(peer, joins)
         recent = self._sent_messages.latest(MAX_RECENT)
         while part := write_records(itertools.islice(recent, MAX_REPORTED), now=self._now()):
             self._membership.publish(Recent(to=peer, sent=part), to=queue)
             await asyncio.sleep(PART_SECONDS)
-        # A worker that still asks itself may not know all: another one is asked, too.
+        # A worker that is still asking may not know all; the peer then asks another one.
         is_all = self._clock() >= self._asks_until
         self._membership.publish(Recent(to=peer, is_last=is_all), to=queue)
 
@@ -299,7 +302,7 @@ class ClusterDeduplicator(Part):
 
 
 def _take_some(waiting: dict[bytes, None]) -> bytes:
-    """Remove as many as one message holds, the first ones, and pack them."""
+    """Remove the first entries, as many as fit into one message, and pack them."""
     some = list(itertools.islice(waiting, MAX_REPORTED))
     for message in some:
         del waiting[message]
@@ -307,9 +310,9 @@ def _take_some(waiting: dict[bytes, None]) -> bytes:
 
 
 class RepeatedCopies(Part):
-    """Remembers copies that may be there twice as long as a sent message, at most 10,000.
+    """Remembers copies that may be in the queue twice, as long as sent messages, at most 10,000.
 
-    `deduplicator` knows what was settled here, and learns what was settled by peers.
+    `deduplicator` knows the copies settled by this worker, and learns those settled by peers.
     """
 
     def __init__(
@@ -326,60 +329,60 @@ class RepeatedCopies(Part):
         self._known: ExpiringMap[MessageIdentity, None] = ExpiringMap(
             SENT_SECONDS, clock, most=MAX_COPIES
         )
-        # Those that were published again, delivered, or settled here.
+        # Copies that this worker has published again, received or settled.
         self._own: ExpiringMap[MessageIdentity, None] = ExpiringMap(
             SENT_SECONDS, clock, most=MAX_WELCOME
         )
-        # Those that are still to be published.
+        # Copies of which the peers have not been told.
         self._unpublished: dict[MessageIdentity, None] = {}
 
     def note_published(self, properties: Properties, body: Body) -> None:
-        """Note that a copy was published that says that it may be there twice."""
+        """Note that a copy was published again, marked."""
         identity = self._identity_of(bare_envelope(properties, now=time.time()), body)
         self._note_own(identity)
         self._publish_soon(identity)
 
     def may_be_one(self, identity: MessageIdentity, *, says_so: bool) -> bool:
-        """Say whether a delivery may be there twice; that it says so itself is remembered."""
+        """Whether a delivery may be in the queue twice; `says_so`: it is marked, or redelivered."""
         if says_so and identity.copies:
-            # The peers learn of it when they are asked for it.
+            # The peers learn it from the question about it.
             self._note_own(identity)
         return says_so or (identity.copies > 0 and identity in self._known)
 
     def settle(self, identity: MessageIdentity, *, is_sent: bool) -> None:
-        """Publish that the deduplicator has settled a delivery, if it may be there twice.
+        """Publish that a delivery was settled, if it may be in the queue twice.
 
-        A message that was never retried has no number of its own: its publisher may send another
-        one with its id, which is to be tried unless the first `is_sent`.
+        A message that was never retried has no copy number, so another one with its id cannot be
+        told from it. That one must be tried unless the first `is_sent`.
         """
         if identity in self._known and (is_sent or identity.copies):
             self._note_own(identity)
             self._publish_soon(identity)
 
     def joined(self) -> None:
-        """Publish what happened here: the peers may have missed some of it."""
+        """Publish this worker's copies, because the peers may have missed some."""
         self._publish(identity for _, identity, _ in self._own.latest(MAX_WELCOME))
 
     def tick(self) -> None:
-        """Publish what could not be published."""
+        """Publish identities that could not be published before."""
         if self._unpublished:
             self._publish_now()
 
     def receive(self, peer: str, message: Message) -> None:
-        """Learn which copies may be there twice, and which of them are settled."""
+        """Learn which copies may be in the queue twice, and which of them are settled."""
         match message:
             case Questions():
-                # Most are about messages that the broker has delivered again, which says so itself.
+                # Other questions are about messages that the broker marks as redelivered.
                 for asked in message.questions:
                     if asked.copies:
                         self._note(asked.identity)
             case Join():
-                # One of all publishes all that it knows.
+                # One worker publishes everything it knows, the others what they did themselves.
                 others = self._membership.others(PRESENT) - {peer}
                 is_first = all(self._membership.worker_id < other for other in others)
                 memory = self._known if is_first else self._own
                 self._publish(identity for _, identity, _ in memory.latest(MAX_WELCOME))
-            case State():
+            case WorkerState():
                 for told in message.repeated.entries if message.repeated else ():
                     self._note(told.identity)
                     if self._deduplicator.is_settled(told.identity):
@@ -400,7 +403,7 @@ class RepeatedCopies(Part):
             self._own.add(identity, None)
 
     def _publish_soon(self, identity: MessageIdentity) -> None:
-        """Publish it at the end of this iteration of the event loop, together with all others."""
+        """Publish it at the end of this event loop iteration, with all others."""
         self._unpublished[identity] = None
         asyncio.get_running_loop().call_soon(self._publish_now)
 
@@ -410,7 +413,7 @@ class RepeatedCopies(Part):
             self._unpublished.clear()
             self._publish(entries)
         else:
-            # Of more, the newest are published when this worker is up again.
+            # The newest are published when this worker is up again.
             for identity in list(self._unpublished)[:-MAX_WELCOME]:
                 del self._unpublished[identity]
 
@@ -421,8 +424,8 @@ class RepeatedCopies(Part):
             if facts is not None:
                 (settled if self._deduplicator.is_settled(identity) else repeated).append(facts)
         for at in range(0, len(repeated), MAX_QUESTIONS):
-            part = Copies(entries=tuple(repeated[at : at + MAX_QUESTIONS]))
-            self._membership.publish(State(repeated=part))
+            part = CopyList(entries=tuple(repeated[at : at + MAX_QUESTIONS]))
+            self._membership.publish(WorkerState(repeated=part))
         for at in range(0, len(settled), MAX_QUESTIONS):
-            part = Copies(entries=tuple(settled[at : at + MAX_QUESTIONS]))
-            self._membership.publish(State(settled=part))
+            part = CopyList(entries=tuple(settled[at : at + MAX_QUESTIONS]))
+            self._membership.publish(WorkerState(settled=part))

@@ -1,8 +1,8 @@
 """The fanout exchange `<queue>.workers`, on which the workers of a queue publish to each other.
 
-Each worker receives through a queue of its own, which ends with its connection; nothing is stored
-or confirmed. This uses the connection that publishes: an alarm of the broker must not block the one
-that consumes, and control messages still get through when that one is cut or not read.
+Each worker receives through its own queue, which ends with its connection; nothing is stored or
+confirmed. The publishing connection carries these messages: an alarm of the broker must not block
+the consuming connection, and they still arrive if that one is cut or not read.
 """
 
 import asyncio
@@ -31,21 +31,21 @@ from bridge.amqp.frames import Body
 from bridge.amqp.properties import Properties
 from bridge.deadline import Deadline
 from bridge.telemetry.logs import Log
-from bridge.worker.cluster.membership import MESSAGE_SECONDS, TICK_SECONDS, Cluster
+from bridge.worker.cluster.membership import MESSAGE_SECONDS, TICK_SECONDS, Coordination
 
 log = Log(__name__)
 
-# How long to wait before another try to join, when the broker has refused one, and otherwise.
+# How long to wait before joining again if the broker has refused it, and otherwise.
 REFUSED_SECONDS: Final = 5.0
 JOIN_AGAIN_SECONDS: Final = 0.5
-# How long a worker that starts waits for the states of its peers; where there was no exchange, just
-# long enough to hear those that start with it.
+# How long a worker that starts waits for the states of its peers. If there was no exchange, just
+# long enough to hear workers that start at the same time.
 ACQUAINTING_SECONDS: Final = 0.5
 ALONE_SECONDS: Final = 0.05
-# How long a message may wait to be written.
+# How long writing a message may take.
 WRITE_SECONDS: Final = 1.0
-# The rest bounds what a worker that does not read holds on the broker; old messages are useless. A
-# queue whose consumer the broker refuses would stay as long as the connection without `x-expires`.
+# Limits the messages for a worker that does not read. Without `x-expires`, a queue whose consumer
+# the broker refuses would remain as long as the connection.
 QUEUE_ARGUMENTS: Final[dict[str, Any]] = {
     "x-queue-type": "classic",
     "x-expires": 15_000,
@@ -61,10 +61,10 @@ REMEDY: Final = (
 )
 
 
-class Exchange:
-    """Connects a worker with its peers."""
+class ClusterExchange:
+    """Connects a worker to its peers."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Coordination) -> None:
         self._cluster = cluster
         self._membership = cluster.membership
         self._name = cluster.membership.exchange
@@ -74,7 +74,7 @@ class Exchange:
     async def beside(
         self, serve: Callable[[Connection], Awaitable[None]], connection: Connection
     ) -> None:
-        """Serve a connection that publishes, and be a member on it as long as it lasts."""
+        """Serve a publishing connection, and be a member on it while it lasts."""
         if not self._membership.is_enabled:
             await serve(connection)
             return
@@ -92,7 +92,7 @@ class Exchange:
                 await self._be_member(connection)
             except Exception as error:  # noqa: BLE001  aiormq raises more than its own classes
                 heed_cancellation()
-                # An exchange that is not found was deleted just now, with its last worker.
+                # An exchange that is not found has just been deleted with its last queue.
                 is_passing = isinstance(error, ChannelNotFoundEntity)
                 is_refused = isinstance(error, ChannelClosed) and not is_passing
                 self._membership.is_refused = is_refused
@@ -107,7 +107,7 @@ class Exchange:
             with connection.wire.deliveries(channel, self._on_delivery) as callback:
                 async with Deadline(RPC_TIMEOUT_SECONDS):
                     is_alone = not (membership.joins or await _is_there(connection, self._name))
-                    # The broker may keep the queue of a dead connection: each join has a new name.
+                    # A new name at each join, because the queue of a dead connection may remain.
                     membership.joins += 1
                     queue = membership.queue_name(membership.worker_id, membership.joins)
                     await _consume(channel, self._name, queue, callback)
@@ -153,9 +153,9 @@ class Exchange:
             log.exception("internal_error", part="peers")
 
     def _log_fault(self, why: str, *, is_passing: bool) -> None:
-        """Warn of a fault once; of one that passes by itself, only when it comes again."""
+        """Log a warning for each new fault; for a passing one only if it is repeated."""
         membership = self._membership
-        # The broker names the queue, which is another one at each try.
+        # The broker's error names the queue, which differs at each join.
         fault = why.replace(membership.queue_name(membership.worker_id, membership.joins), "")
         is_again, self._has_passed_once = self._has_passed_once, is_passing
         if fault == self._last_fault or (is_passing and not is_again):
@@ -169,8 +169,8 @@ class Exchange:
 
 
 async def _is_there(connection: Connection, exchange: str) -> bool:
-    """Find out whether there is an exchange. RabbitMQ logs an error if not: ask seldom."""
-    # The refusal ends the channel.
+    """Whether an exchange exists. Ask seldom, because RabbitMQ logs an error if it does not."""
+    # On its own channel, which ends if there is none.
     channel = await open_channel(connection)
     try:
         await channel.exchange_declare(exchange, passive=True)
@@ -182,7 +182,7 @@ async def _is_there(connection: Connection, exchange: str) -> bool:
 
 @asynccontextmanager
 async def _own_channel(connection: Connection) -> AsyncIterator[Channel]:
-    """Open a channel, which is closed when anything on it fails, and its queue with it."""
+    """Open a channel; close it, and with it its queue, if the block fails."""
     channel = await open_channel(connection)
     try:
         yield channel
@@ -192,7 +192,7 @@ async def _own_channel(connection: Connection) -> AsyncIterator[Channel]:
 
 
 async def _consume(channel: Channel, exchange: str, queue: str, callback: ConsumerCallback) -> None:
-    """Receive what is published to an exchange, through a queue that ends with the connection."""
+    """Consume an exchange through a queue that ends with the connection."""
     await channel.exchange_declare(
         exchange, exchange_type="fanout", durable=False, auto_delete=True
     )

@@ -1,19 +1,19 @@
-"""One breaker for all workers of a queue: one worker opens it for all, and one probes.
+"""Share the circuit breaker between all workers of a queue: one opens it for all, and one probes.
 
-Each worker publishes the state of its breaker at every change and with every heartbeat. Workers
-share a pause if they have the same section `sms_api`, secrets included: a wrong key or address of
-one worker stops no other.
+Each worker publishes the state of its breaker at each change and in each heartbeat. Workers share a
+pause if they have the same `sms_api` section, including secrets, so a wrong key or address of one
+worker stops no other.
 
-The prober publishes each second that it probes. Of several, the one with the fewest turns goes on,
-and of these the one with the lowest id. It gives up its turn when the waits between probes are so
-long that a message could come back from the ladder in one, for the fault may be its own, and when
-it can take no messages; then the worker that the same rule finds among all begins at once.
+The prober publishes a heartbeat each second. If there are several, the one with the fewest turns
+continues, of these the one with the lowest id. The prober gives up its turn when it cannot consume,
+or when the wait between probes is as long as the first retry delay, because the fault may be its
+own. The worker that the same rule selects begins at once.
 
-Messages are lost, and workers die, so that workers may name different successors. A worker that
-finds in its tick that nobody probes therefore begins whatever the rule says: after three seconds
-of silence, or half a second after a turn was given up. If two do, the rule stops one of them.
+Because messages may be lost and workers may die, workers may select different successors. So a
+worker that sees nobody probe begins in any case: after three seconds of silence, or half a second
+after a turn was given up. If two begin, the rule stops one.
 
-The first acceptance closes all breakers. A worker that hears no other decides for itself.
+The first acceptance closes all breakers. A worker without peers decides alone.
 """
 
 import hashlib
@@ -25,31 +25,31 @@ from typing import Any, Final
 from bridge.config import SmsApiSettings
 from bridge.telemetry.logs import Log
 from bridge.worker.cluster.membership import ACTIVE, Membership, Part, Silence
-from bridge.worker.cluster.messages import BreakerState, Message, Resumed, State
+from bridge.worker.cluster.messages import BreakerState, Message, Resumed, WorkerState
 from bridge.worker.fates import PauseReason
 from bridge.worker.service.breaker import CircuitBreaker, News
 from bridge.worker.service.breaker_states import Breaker
 
 log = Log(__name__)
 
-# The prober publishes a heartbeat each second, and is replaced after three.
+# After this silence the prober, which publishes a heartbeat each second, is replaced.
 SILENCE_SECONDS: Final = 3.0
 PROBING: Final = Silence(0, SILENCE_SECONDS)
-# How long the others wait for a successor to publish that it has begun.
+# How long the others wait until a successor has published that it probes.
 SUCCESSION_SECONDS: Final = 0.5
-# If a worker finds a pause again soon after others have ended it, and no message of its own was
-# accepted in between, the fault is its own.
+# If a worker opens its breaker again this soon after peers have closed it, and none of its messages
+# was accepted in between, the fault is its own.
 OWN_FAULT_SECONDS: Final = 300.0
 _SETUP_BYTES: Final = 8
-# Each guess at a secret takes as long as ours does: some hundredths of a second, and 16 MiB.
+# Each guess at a secret takes some hundredths of a second, and 16 MiB.
 _SCRYPT_COST: Final = 2**14
 _SCRYPT_BLOCK: Final = 8
 
 
 def setup_of(settings: SmsApiSettings, secrets: Iterable[str]) -> str:
-    """Name the set-up towards the SMS API, so that workers can see whether theirs is the same.
+    """Return an identifier of the SMS API's settings and secrets, for comparison by peers.
 
-    Nothing can be learned from it but by guessing a whole secret, at the cost of scrypt (RFC 7914).
+    It reveals a secret only to someone who guesses all of it, at the cost of scrypt (RFC 7914).
     """
     known = hashlib.sha256(settings.model_dump_json().encode()).digest()
     secret = "\0".join(secrets).encode()
@@ -60,7 +60,7 @@ def setup_of(settings: SmsApiSettings, secrets: Iterable[str]) -> str:
 
 
 def _in_a_thread(name_setup: Callable[[], str]) -> Future[str]:
-    """Name the set-up in a thread: it takes longer than an event loop may stand still."""
+    """Compute the identifier in a thread, because it would block the event loop for too long."""
     with_one_thread = ThreadPoolExecutor(max_workers=1)
     named = with_one_thread.submit(name_setup)
     with_one_thread.shutdown(wait=False)
@@ -68,9 +68,9 @@ def _in_a_thread(name_setup: Callable[[], str]) -> Future[str]:
 
 
 class JointPause:
-    """The breakers of the peers, for this worker's breaker; `setup` names the set-up.
+    """The peers' breakers, as this worker's breaker sees them; `setup` returns `setup_of`.
 
-    The prober gives up its turn when the next probe is `turn_seconds` away.
+    The prober gives up its turn if the next probe is at least `turn_seconds` away.
     """
 
     def __init__(
@@ -86,8 +86,8 @@ class JointPause:
         self._named = _in_a_thread(setup)
         self._turn_seconds = turn_seconds
         self._clock = clock
-        # The worker that probes or is to, if this one is in a joint pause, and when any published
-        # that it did, or that it gave up.
+        # The elected prober during a joint pause, and when one last published that it probes or
+        # gives up.
         self._prober: str | None = None
         self._heard_at = 0.0
         self._turns = 0
@@ -99,12 +99,12 @@ class JointPause:
 
     @property
     def others(self) -> int:
-        """How many peers there are."""
+        """Number of peers."""
         return len(self.membership.others(ACTIVE))
 
     @property
     def is_probing(self) -> bool:
-        """Whether a peer probes, so that this worker does not."""
+        """Whether a peer probes instead of this worker."""
         is_peer = self._prober not in {None, self.membership.worker_id}
         return is_peer and self.membership.is_up
 
@@ -115,7 +115,7 @@ class JointPause:
     # This worker's breaker
 
     def publish(self, news: News, state: Breaker) -> None:
-        """Publish a change, and let a peer probe if it is its turn."""
+        """Publish a change of this worker's breaker, and elect the prober anew."""
         if news == "opened":
             self._found_here = True
             if not self.is_probing:
@@ -127,16 +127,16 @@ class JointPause:
         ):
             self._give_up_turn()
         self._elect(state)
-        self.membership.publish(State(breaker=self.describe(state)))
+        self.membership.publish(WorkerState(breaker=self.describe(state)))
 
     def publish_closed(self, reason: PauseReason) -> None:
         """Close all breakers."""
         if not self._is_own_fault:
-            self.membership.publish(State(resumed=Resumed(setup=self._setup, reason=reason)))
+            self.membership.publish(WorkerState(resumed=Resumed(setup=self._setup, reason=reason)))
         self._forget_pause()
 
     def describe(self, state: Breaker) -> BreakerState:
-        """Describe this worker's breaker to the peers; a fault of its own is none of theirs."""
+        """Return this worker's breaker as it is published; a fault of its own is left out."""
         opened, now = state.open, self._clock()
         wait = state.retry_after
         if opened is None or self._is_own_fault:
@@ -177,7 +177,7 @@ class JointPause:
             peer.breaker = None
 
     def _elect(self, state: Breaker, *, is_due: bool = False) -> None:
-        """Elect the prober; if `is_due` and nobody probes, this worker begins."""
+        """Elect the prober; this worker begins to probe if `is_due` and nobody else probes."""
         own, before = self.membership.worker_id, self._prober
         probing: list[tuple[int, str]] = []
         waiting: list[tuple[int, str]] = []
@@ -199,31 +199,31 @@ class JointPause:
             self._heard_at = self._clock()
 
     def _elect_anew(self, breaker: CircuitBreaker, *, is_due: bool = False) -> None:
-        """Elect the prober, and publish whether this worker is it, if that has changed."""
+        """Elect the prober, and publish it if this worker has begun or stopped to probe."""
         own, before = self.membership.worker_id, self._prober
         self._elect(breaker.state, is_due=is_due)
         if (before == own) != (self._prober == own):
             if before is not None and self._prober == own:
                 log.info("probe_taken_over", peer=before)
-            self.membership.publish(State(breaker=self.describe(breaker.state)))
+            self.membership.publish(WorkerState(breaker=self.describe(breaker.state)))
             breaker.wake()
 
     # The breakers of peers
 
     def renew_key(self, breaker: CircuitBreaker) -> None:
-        """Probe at once: the API key has changed, and peers with another one share no pause."""
+        """Probe at once, because the API key has changed; peers with the old key share no pause."""
         self._named = _in_a_thread(self._name_setup)
         self._forget_pause()
         breaker.renew_key()
 
     def look_after(self, breaker: CircuitBreaker, *, can_take: bool) -> None:
-        """Each second: begin to probe if a prober is silent, or a successor has not begun."""
+        """Run each second: begin to probe if the prober is silent or a successor did not begin."""
         self._can_take = can_take
         is_due = self._clock() - self._heard_at >= SUCCESSION_SECONDS
         self._elect_anew(breaker, is_due=is_due)
 
-    def receive(self, breaker: CircuitBreaker, worker_id: str, message: State) -> None:
-        """Have a breaker follow the state of a peer's."""
+    def receive(self, breaker: CircuitBreaker, worker_id: str, message: WorkerState) -> None:
+        """Apply a peer's state to this worker's breaker."""
         told, resumed = message.breaker, message.resumed
         if resumed is not None and resumed.setup == self._setup:
             opened = breaker.state.open
@@ -254,12 +254,12 @@ class JointPause:
         *,
         was_prober: bool,
     ) -> None:
-        """Join a pause that no message of this worker has refuted, and keep the prober's rhythm."""
+        """Join a pause unless this worker has evidence against it; keep the prober's intervals."""
         state, now = breaker.state, self._clock()
         if state.open is None:
             accepted = state.accepted_at
             is_to_follow = accepted is None or now - accepted >= told.unaccepted_seconds
-            # Its turn comes when that of the others does.
+            # A worker that joins late does not come first.
             self._turns = max(self._turns, told.turns)
         else:
             is_to_follow = not self._is_own_fault and (was_prober or self._prober == worker_id)
@@ -268,7 +268,7 @@ class JointPause:
             breaker.peer_opened(reason, since, status=told.status, failures=told.failures)
 
     def _end(self, breaker: CircuitBreaker) -> None:
-        """Close the breaker, as a peer has found out that the service takes messages."""
+        """Close the breaker, because the service has accepted a message of a peer."""
         if self._is_own_fault:
             return
         if self._found_here:
@@ -278,7 +278,7 @@ class JointPause:
 
 
 class PauseFollower(Part):
-    """Has a breaker follow the joint pause; `can_take` says whether the worker has a consumer."""
+    """Connects a breaker with the joint pause; `can_take`: whether this worker can consume."""
 
     def __init__(
         self, joint_pause: JointPause, breaker: CircuitBreaker, *, can_take: Callable[[], bool]
@@ -293,9 +293,9 @@ class PauseFollower(Part):
 
     def receive(self, peer: str, message: Message) -> None:
         """Follow a peer's breaker."""
-        if isinstance(message, State):
+        if isinstance(message, WorkerState):
             self._joint_pause.receive(self._breaker, peer, message)
 
     def tick(self) -> None:
-        """Look after the prober."""
+        """Replace a silent prober."""
         self._joint_pause.look_after(self._breaker, can_take=self._can_take())

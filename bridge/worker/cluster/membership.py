@@ -1,12 +1,13 @@
-"""The other workers of the queue, as this one knows them, and what is published to them.
+"""The other workers of the queue, and the messages for them.
 
-`Membership` keeps the last state of each peer, and the messages that wait to be published.
-`Cluster` receives their messages and publishes this worker's state, as a heartbeat and when a peer
-joins; what else is said and learned is the business of its parts. A message that is lost is not
-repeated: the next heartbeat, or the next question, makes good for it.
+`Membership` keeps the last known state of each peer, and the messages that wait to be published.
+`Coordination` dispatches received messages, and publishes this worker's state as a heartbeat and
+to each peer that joins. Its parts decide everything else. A lost message is not sent again; the
+next heartbeat or the next question replaces it.
 
-The broker delivers the heartbeat of each of N workers N times. So of many workers each publishes
-fewer heartbeats, and its interval with them: how long its silence is borne depends on that.
+RabbitMQ delivers the heartbeat of each of N workers to N queues. The more workers there are, the
+fewer heartbeats each publishes. A heartbeat contains its interval, so that peers know how long a
+silence is normal.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ from bridge.worker.cluster.messages import (
     Join,
     Leave,
     Message,
-    State,
+    WorkerState,
     read_message,
     write_message,
 )
@@ -36,55 +37,55 @@ from bridge.worker.metrics import WorkerMetrics
 
 log = Log(__name__)
 
-# How often a worker looks after its peers, and whether a heartbeat is due.
+# How often a worker checks its peers, and whether a heartbeat is due.
 TICK_SECONDS: Final = 1.0
-# What the broker may deliver a second, so that twenty workers publish a heartbeat each second.
+# Limit of heartbeats that the broker delivers; up to 20 workers publish one each second.
 MAX_HEARTBEATS_A_SECOND: Final = 400
-# So that a peer of which two heartbeats were lost is not forgotten yet.
+# A peer is remembered for a minute, so that two lost heartbeats do not matter.
 MAX_HEARTBEAT_SECONDS: Final = 20
 # After a longer time between two ticks this process was frozen, and received nothing.
 MAX_GAP_SECONDS: Final = 3.0
 # How long the broker keeps a message for a worker that does not read.
 MESSAGE_SECONDS: Final = 10
-# Of more peers, those heard last are known.
+# If there are more peers, those heard last are known.
 MAX_PEERS: Final = 1000
-# Of more unpublished messages, the newest are kept.
+# If more messages wait, the newest are kept.
 MAX_UNPUBLISHED: Final = 1024
-# How long the last message may take to be written.
+# How long to wait until the last message is written.
 LEAVE_SECONDS: Final = 1.0
-# After so many ticks without any of its own messages a worker receives nothing: its queue, or the
-# exchange, was deleted by hand.
+# If none of its own messages has come back after this many ticks, a worker receives nothing: its
+# queue or the exchange was deleted by hand.
 MAX_TICKS_WITHOUT_ECHO: Final = 5
 # How long a worker that starts waits for the states of its peers.
 MAX_START_SECONDS: Final = 2.0
-# How long a worker that stops waits for a connection to publish that on.
+# How long a worker that stops waits for a connection on which to publish that.
 MAX_REJOIN_SECONDS: Final = 3.0
 
 
 class Silence(NamedTuple):
-    """How long a peer may be silent: so many of its heartbeats, and some seconds."""
+    """How long a peer may be silent: a number of its heartbeats, plus some seconds."""
 
     heartbeats: float
     seconds: float
 
     def seconds_at(self, heartbeat_seconds: float) -> float:
-        """Return the time, for a peer that publishes a heartbeat so often."""
+        """Return the time for a peer with this heartbeat interval."""
         return self.heartbeats * heartbeat_seconds + self.seconds
 
 
-# A peer that was silent for longer may be gone: a heartbeat, and some time for it to come.
+# After a longer silence a peer may be gone: one heartbeat, and its latency.
 HEARD: Final = Silence(1, 0.25)
-# A peer that was silent for longer is to be replaced.
+# After a longer silence another worker takes over the peer's tasks.
 ACTIVE: Final = Silence(2, 1)
-# A peer that was silent for longer is taken to be gone.
+# After a longer silence a peer counts as gone.
 PRESENT: Final = Silence(2, 3)
-# A peer that was silent for longer is forgotten.
+# After a longer silence a peer is forgotten.
 REMEMBERED: Final = Silence(0, 60)
 
 
 @dataclass(slots=True)
 class Peer:
-    """Another worker: its last state, and when it published anything."""
+    """Another worker's last known state; `heard_at`: when it last published anything."""
 
     heard_at: float
     heartbeat_seconds: float = 1.0
@@ -95,28 +96,28 @@ class Peer:
 
     def learn(self, message: Message) -> None:
         """Note what a message says about the peer's state."""
-        if isinstance(message, Join | State):
+        if isinstance(message, Join | WorkerState):
             self.heartbeat_seconds = message.heartbeat_seconds or self.heartbeat_seconds
-        if isinstance(message, State):
+        if isinstance(message, WorkerState):
             self.breaker = message.breaker or self.breaker
             self.is_leaving = self.is_leaving or message.leaving is not None
             if message.consumers is not None:
                 self.consumers = message.consumers.count
 
 
-class Wire(Protocol):
-    """A connection that publishes; `is_blocked` while the broker takes nothing."""
+class Blockable(Protocol):
+    """A connection that publishes."""
 
     @property
     def is_blocked(self) -> bool:
-        """Whether an alarm of the broker is on."""
+        """Whether the broker accepts no publishes, because of a resource alarm."""
 
 
 class Membership:
-    """The peers of one worker, by their ids; `worker_id` is its own.
+    """The peers of one worker by their ids, and the messages that wait to be published.
 
-    Its time stands still while this worker receives nothing: a peer that is silent then need not
-    be gone. Unless `is_enabled` it never has peers.
+    Its clock stops while this worker receives nothing, because peers need not be gone then. Without
+    `is_enabled` it has no peers.
     """
 
     def __init__(
@@ -130,26 +131,26 @@ class Membership:
         self.worker_id = secrets.token_hex(8)
         self.exchange = workers_exchange(queue)
         self.is_enabled = is_enabled
-        # In the order in which they were heard last.
+        # Ordered by the time when they were last heard.
         self.peers: dict[str, Peer] = {}
         # How often it has joined the exchange, and whether the broker has refused that.
         self.joins = 0
         self.is_refused = False
-        # Whether this process was frozen for so long that the broker dropped messages for it.
+        # Whether this process was frozen for longer than the broker keeps messages.
         self.has_missed_messages = False
         self._clock = clock
-        self._wire: Wire | None = None
+        self._connection: Blockable | None = None
         self._has_left = False
         self._is_acquainted = asyncio.Event()
         self._has_joined = asyncio.Event()
         self._deaf_since: float | None = clock()
         self._deaf_seconds = 0.0
         self._ticked_at = clock()
-        # Each for one queue, or for all.
+        # Messages, each with the name of its queue, or None if it is for all peers.
         self._unpublished: deque[tuple[bytes, str | None]] = deque(maxlen=MAX_UNPUBLISHED)
         self._may_publish = asyncio.Event()
         self._all_published = asyncio.Event()
-        # Whether none of its own messages has come back since it published one.
+        # Whether none of its own messages has come back since it last published one to all.
         self.awaits_echo = False
         self._ticks_without_echo = 0
         metrics.peers.set_function(lambda: self.count)
@@ -159,26 +160,26 @@ class Membership:
 
     @property
     def is_up(self) -> bool:
-        """Whether it receives what its peers publish, and the broker takes its own messages."""
-        return self._wire is not None and not self._wire.is_blocked
+        """Whether this worker receives messages and the broker accepts its own."""
+        return self._connection is not None and not self._connection.is_blocked
 
     @property
     def count(self) -> int:
-        """How many peers there are."""
+        """Number of peers."""
         return len(self.others(PRESENT))
-
-    def queue_name(self, worker_id: str, joins: int) -> str:
-        """Name the queue of a worker at one of its joins."""
-        return f"{self.exchange}.{worker_id}.{joins}"
 
     @property
     def expects_answers(self) -> bool:
-        """Whether there are peers, heard in the last minute, that may answer sooner or later."""
+        """Whether any peer was heard in the last minute, and may answer a question."""
         is_member = self.is_enabled and not self._has_left and not self.is_refused
         return is_member and bool(self.others(REMEMBERED))
 
+    def queue_name(self, worker_id: str, joins: int) -> str:
+        """Return the name of a worker's queue; each join has its own."""
+        return f"{self.exchange}.{worker_id}.{joins}"
+
     def others(self, silence: Silence) -> frozenset[str]:
-        """Return the peers that were silent for no longer than so."""
+        """Return the peers that have not been silent for longer than `silence`."""
         now = self._now()
         return frozenset(
             one
@@ -202,40 +203,40 @@ class Membership:
             log.info("peer_present", peer=worker_id)
 
     def heartbeat_seconds(self) -> int:
-        """Return how often to publish a heartbeat, for so many workers."""
+        """Return the heartbeat interval for the current number of workers."""
         workers = self.count + 1
         return min(-(-workers * workers // MAX_HEARTBEATS_A_SECOND), MAX_HEARTBEAT_SECONDS)
 
     # Joining and leaving
 
-    def join(self, wire: Wire) -> None:
-        """Note that it receives and may publish on a connection."""
-        self._wire = wire
+    def join(self, connection: Blockable) -> None:
+        """Note that it receives, and may publish on `connection`."""
+        self._connection = connection
         self.is_refused = False
         self._unpublished.clear()
         self.awaits_echo = False
         self._ticks_without_echo = 0
-        self._hear()
+        self._start_clock()
         self._has_joined.set()
 
     def lose(self) -> None:
-        """Note that it neither receives nor publishes."""
-        self._wire = None
+        """Note that it can neither receive nor publish."""
+        self._connection = None
         self._has_joined.clear()
         self._all_published.set()
-        self._stop_time()
+        self._stop_clock()
 
     def tick(self) -> None:
-        """Look after the peers each second; raise BrokerError if its messages do not come back."""
+        """Check the peers, each second; raise BrokerError if its own messages do not come back."""
         gap_seconds = self._clock() - self._ticked_at
         self.has_missed_messages = gap_seconds > MESSAGE_SECONDS
         if gap_seconds > MAX_GAP_SECONDS and self._deaf_since is None:
             self._deaf_seconds += gap_seconds
         # During an alarm of the broker no worker publishes anything.
         if self.is_up:
-            self._hear()
+            self._start_clock()
         else:
-            self._stop_time()
+            self._stop_clock()
         self._ticked_at = self._clock()
         present, remembered = self.others(PRESENT), self.others(REMEMBERED)
         for worker_id, peer in list(self.peers.items()):
@@ -257,43 +258,34 @@ class Membership:
         self._is_acquainted.set()
 
     async def until_acquainted(self) -> None:
-        """Return when peers have had time to publish their states, after this worker's start."""
+        """Wait, when this worker starts, until peers have had time to publish their states."""
         if self.is_enabled:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(MAX_START_SECONDS):
-                    await self._is_acquainted.wait()
+            await wait_at_most(MAX_START_SECONDS, self._is_acquainted)
             self._is_acquainted.set()
 
     async def until_joined(self, *, most_seconds: float) -> None:
-        """Return when a worker that stops may publish that, or after some time.
-
-        A worker that has no peers waits for nothing.
-        """
+        """Wait, when this worker stops, until it can publish that; not if it has no peers."""
         if self.expects_answers:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(most_seconds, MAX_REJOIN_SECONDS)):
-                    await self._has_joined.wait()
+            await wait_at_most(min(most_seconds, MAX_REJOIN_SECONDS), self._has_joined)
 
     async def leave(self) -> None:
-        """Publish that this worker ends, so that no peer waits for it, and nothing after that."""
+        """Publish that this worker ends, so that no peer waits for it; nothing follows."""
         self.publish(Leave())
         self._has_left = True
         if self.is_up:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LEAVE_SECONDS):
-                    await self._all_published.wait()
+            await wait_at_most(LEAVE_SECONDS, self._all_published)
 
     # Publishing
 
     def publish(self, message: Message, *, to: str | None = None) -> None:
-        """Publish to all peers, or to one queue, soon and unconfirmed; lost while not `is_up`."""
+        """Publish to all peers, or to one queue, soon and unconfirmed; lost unless `is_up`."""
         if self.is_up and not self._has_left:
             self._unpublished.append((write_message(self.worker_id, message), to))
             self._all_published.clear()
             self._may_publish.set()
 
     def next_unpublished(self) -> tuple[bytes, str | None] | None:
-        """Return a message to publish, and its queue unless it is for all."""
+        """Return the next message to publish, with its queue, or None if it is for all peers."""
         if not self.is_up:
             self._unpublished.clear()
         if not self._unpublished:
@@ -304,27 +296,25 @@ class Membership:
         return body, queue
 
     async def until_unpublished(self, seconds: float) -> None:
-        """Return when there is a message to publish, or after so long."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, seconds)):
-                await self._may_publish.wait()
+        """Wait until there is a message to publish, or for `seconds`."""
+        await wait_at_most(max(0.0, seconds), self._may_publish)
         self._may_publish.clear()
 
     def wake(self) -> None:
         """End `until_unpublished`."""
         self._may_publish.set()
 
-    # Time
+    # The clock
 
     def _now(self) -> float:
         now = self._clock() if self._deaf_since is None else self._deaf_since
         return now - self._deaf_seconds
 
-    def _stop_time(self) -> None:
+    def _stop_clock(self) -> None:
         if self._deaf_since is None:
             self._deaf_since = self._clock()
 
-    def _hear(self) -> None:
+    def _start_clock(self) -> None:
         if self._deaf_since is not None:
             self._deaf_seconds += self._clock() - self._deaf_since
             self._deaf_since = None
@@ -336,25 +326,32 @@ class Membership:
             log.info("peer_gone", peer=worker_id, why=why)
 
 
+async def wait_at_most(seconds: float, event: asyncio.Event) -> None:
+    """Wait for an event, or for `seconds`."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+
+
 class Part:
-    """Something that publishes to the peers and learns from them; by default it does nothing."""
+    """One subject of the messages between workers; by default it does nothing."""
 
     def facts(self) -> dict[str, Any]:
-        """Return its fields of this worker's `State`."""
+        """Return its fields of this worker's `WorkerState`."""
         return {}
 
     def joined(self) -> None:
-        """Make good for messages that were missed before this worker joined the exchange."""
+        """Make up for messages lost before this worker joined the exchange."""
 
     def receive(self, peer: str, message: Message) -> None:
-        """Learn from a peer's message, which `Membership` has noted; must not block."""
+        """Process a peer's message, after `Membership` has learned from it; must not block."""
 
     def tick(self) -> None:
-        """Each second while on the exchange, before a heartbeat that is due."""
+        """Run each second while this worker is a member, before a heartbeat that is due."""
 
 
-class Cluster:
-    """This worker among its peers."""
+class Coordination:
+    """Passes messages between `Membership`, the exchange and the parts."""
 
     def __init__(
         self, membership: Membership, parts: Sequence[Part], *, metrics: WorkerMetrics
@@ -365,23 +362,22 @@ class Cluster:
         self._heartbeat_seconds = 1
         self._seconds_to_heartbeat = 0
 
-    def join(self, wire: Wire) -> None:
-        """Publish that this worker has joined the exchange for one more time."""
-        membership = self.membership
-        membership.join(wire)
+    def join(self, connection: Blockable) -> None:
+        """Start to receive, and to publish on `connection`."""
+        self.membership.join(connection)
         self._seconds_to_heartbeat = 0
         self._heartbeat_seconds = 1
         self._introduce()
 
     def _introduce(self) -> None:
-        """Have the peers publish what this worker missed, and publish what they missed."""
+        """Exchange everything with the peers that they or this worker may have missed."""
         membership = self.membership
         membership.publish(Join(joins=membership.joins, heartbeat_seconds=self._heartbeat_seconds))
         for part in self._parts:
             part.joined()
 
     def tick(self) -> None:
-        """Look after peers and parts each second, and publish a heartbeat if one is due."""
+        """Check peers and parts, each second, and publish a heartbeat if one is due."""
         self.membership.tick()
         if self.membership.has_missed_messages:
             self._introduce()
@@ -393,12 +389,13 @@ class Cluster:
         self._seconds_to_heartbeat = min(self._seconds_to_heartbeat, seconds) - 1
         if self._seconds_to_heartbeat <= 0:
             self._heartbeat_seconds = seconds
-            # Up to a quarter earlier, so that workers that started together part.
+            # Up to a quarter earlier, so that the heartbeats of workers that started together
+            # spread out.
             self._seconds_to_heartbeat = random.randint(seconds - seconds // 4, seconds)  # noqa: S311
             self.membership.publish(self._state(seconds))
 
     def receive(self, body: Body) -> None:
-        """Hand a message to all parts; rubbish is counted and goes no further."""
+        """Pass a message to all parts; count one that cannot be read, and drop it."""
         try:
             received = read_message(body)
         except ValueError:
@@ -420,6 +417,6 @@ class Cluster:
         for part in self._parts:
             part.receive(worker_id, message)
 
-    def _state(self, heartbeat_seconds: float | None) -> State:
+    def _state(self, heartbeat_seconds: float | None) -> WorkerState:
         facts = {name: fact for part in self._parts for name, fact in part.facts().items()}
-        return State(heartbeat_seconds=heartbeat_seconds, **facts)
+        return WorkerState(heartbeat_seconds=heartbeat_seconds, **facts)

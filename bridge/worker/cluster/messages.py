@@ -1,11 +1,11 @@
 """The messages that the workers of one queue publish to each other, as JSON.
 
-`State` is what a worker says about itself, in full with each heartbeat and in part when something
-changes. `Questions` and `Answers` are about redeliveries, `Report` and `Recent` about duplicates.
+`WorkerState` describes a worker: all of it in a heartbeat, a part of it after a change. `Questions`
+and `Answers` are about redeliveries, `Report` and `Recent` about duplicates.
 
-No message has a phone number, a text, a secret or the name of a host: messages are named by
-digests. Clocks differ, so moments are published in seconds before or after now. Kinds and fields
-that are unknown here belong to another version, and are ignored.
+None contains a phone number, a text, a secret or the name of a host; digests identify messages.
+Times are relative to now, because clocks differ. Unknown kinds and fields belong to another
+version, and are ignored.
 """
 
 import base64
@@ -30,17 +30,17 @@ from bridge.worker.fates import DeadReason, PauseReason, RetryReason
 from bridge.worker.sent_messages import Accepted
 
 VERSION: Final = 1
-# Larger messages are not read. A frame holds twice as much.
+# Larger messages are not read; a frame can hold twice as much.
 MAX_BYTES: Final = 64 * 1024
-# How many entries fit into one message in any case.
+# This many of the largest entries fit into one message.
 MAX_QUESTIONS: Final = 256
 MAX_ANSWERS: Final = 16
 MAX_REPORTED: Final = 400
 MAX_DETAIL_CHARACTERS: Final = 500
 _DIGEST_BYTES: Final = 16
-# The digest, how many attempts, the HTTP status, how long ago in milliseconds.
+# The digest, the number of attempts, the HTTP status, the age in milliseconds.
 _RECORD: Final = struct.Struct(f">{_DIGEST_BYTES}sHHI")
-# Where the name in a message, which earlier versions know, differs from the field's.
+# Names in messages, known to earlier versions, that differ from the names of the fields.
 _WIRE_NAMES: Final = {"heartbeat_seconds": "beat_seconds", "released": "kept", "ended": "let_go"}
 
 _Id = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
@@ -49,7 +49,8 @@ _Count = Annotated[int, Field(ge=0, lt=2**63)]
 _Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 _Heartbeat = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 _Failures = Annotated[int, Field(ge=0, le=2**31)]
-# How retry copies write the moment of the first delivery. Anything else may be personal data.
+# The format in which retry copies write the time of the first delivery. Another value may be
+# personal data.
 _Moment = Annotated[str, Field(pattern=r"^([0-9]{1,12}\.[0-9]{3})?$")]
 
 
@@ -65,18 +66,19 @@ class _Model(BaseModel):
 
 
 class Message(_Model):
-    """Base of everything that is published."""
+    """Base class of the messages."""
 
 
 # The state of a worker
 
 
 class BreakerState(_Model):
-    """A worker's breaker; it is open if there is a `reason`.
+    """A worker's circuit breaker; open if it has a `reason`.
 
-    `setup` names the worker's section `sms_api`. `turns`: how often it has given up the probe.
-    `failures` counts the willing probes that have failed, and all of them. For `unaccepted_seconds`
-    nothing has refuted the pause. For `closed_seconds` the service wants no request.
+    `setup` identifies the worker's `sms_api` section. `turns`: how often the worker has given up
+    the probe. `failures`: failed probes by willing messages, and by all. `unaccepted_seconds`: time
+    without evidence against the pause. `closed_seconds`: time for which the service wants no
+    request.
     """
 
     setup: _Id
@@ -91,24 +93,24 @@ class BreakerState(_Model):
 
 
 class Resumed(_Model):
-    """A worker has found out that a pause is over."""
+    """A pause is over."""
 
     setup: _Id
     reason: PauseReason
 
 
 class Consumers(_Model):
-    """How many consumers of the queue belong to a worker, as the broker counts."""
+    """Number of consumers of the queue that belong to a worker, as the broker counts them."""
 
     count: Annotated[int, Field(ge=0, le=10_000)]
 
 
 class Flag(_Model):
-    """A fact without details."""
+    """Set, without details."""
 
 
 class IdentityFacts(_Model):
-    """Which message a delivery is."""
+    """The identity of a delivery."""
 
     message: _Digest
     has_id: bool
@@ -117,22 +119,22 @@ class IdentityFacts(_Model):
 
     @property
     def identity(self) -> MessageIdentity:
-        """The deduplicator's name for it."""
+        """The identity as the deduplicator knows it."""
         return MessageIdentity(bytes.fromhex(self.message), self.has_id, self.copies, self.try_of)
 
 
-class Copies(_Model):
+class CopyList(_Model):
     """Retry copies that may be in the queue twice."""
 
     entries: Annotated[tuple[IdentityFacts, ...], Field(max_length=MAX_QUESTIONS)]
 
 
-class State(Message):
+class WorkerState(Message):
     """A worker's state; a field that is None has not changed.
 
-    With `heartbeat_seconds` it is a heartbeat, and the next one follows after that time at most.
-    `leaving`: the worker sends nothing new. Of `settled` copies one is sent or replaced; of
-    `repeated` ones not yet.
+    With `heartbeat_seconds` it is a heartbeat, and the next one follows within that time.
+    `leaving`: the worker sends nothing new. `repeated`: copies that may be in the queue twice;
+    `settled`: those of which one was sent or replaced.
     """
 
     heartbeat_seconds: _Heartbeat | None = None
@@ -140,8 +142,8 @@ class State(Message):
     resumed: Resumed | None = None
     consumers: Consumers | None = None
     leaving: Flag | None = None
-    repeated: Copies | None = None
-    settled: Copies | None = None
+    repeated: CopyList | None = None
+    settled: CopyList | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -151,9 +153,9 @@ class State(Message):
 
 
 class Join(Message):
-    """A worker can receive and publish from now on; each peer answers with its `State` at once.
+    """A worker has begun to receive; each peer replies with its `WorkerState` at once.
 
-    The worker's queue is named after the number of its `joins`.
+    `joins`, the number of its joins so far, is part of its queue's name.
     """
 
     joins: Annotated[int, Field(ge=1, lt=2**31)] | None = None
@@ -161,30 +163,30 @@ class Join(Message):
 
 
 class Leave(Message):
-    """A worker has settled its messages, and ends."""
+    """A worker has settled its messages and ends."""
 
 
 # Redeliveries
 
-# What is known of a redelivery: nothing; it is in flight; it is to be acked only; it went back to
-# the queue unsettled.
+# A worker's record of a redelivery: none; in flight; settled, so only the ack is missing; returned
+# to the queue unsettled.
 Knowledge = Literal["unknown", "busy", "done", "kept"]
 
 
 class Question(IdentityFacts):
-    """One redelivery; its `number` tells it from all others of the asking worker."""
+    """A question about one redelivery; `number` is unique for the asking worker."""
 
     number: _Count
 
 
 class Questions(Message):
-    """All peers answer."""
+    """Questions to all peers."""
 
     questions: Annotated[tuple[Question, ...], Field(max_length=MAX_QUESTIONS)]
 
 
 class ReleasedOutcome(_Model):
-    """A decision that has still to be carried out; see `Retried` and `Dead`."""
+    """A decided outcome whose copy is not published yet; see `Retried` and `Dead`."""
 
     is_dead: bool
     reason: RetryReason | DeadReason
@@ -198,9 +200,9 @@ class ReleasedOutcome(_Model):
 
 
 class ReleasedFacts(_Model):
-    """How a delivery goes on that went back to the queue unsettled.
+    """The state of a delivery that returned to the queue unsettled.
 
-    `key`: the idempotency key that was made for it, if its publisher gave it no id.
+    `key`: the idempotency key made for it, if its publisher set no message id.
     """
 
     key: _Digest | None = None
@@ -213,8 +215,8 @@ class ReleasedFacts(_Model):
     outcome: ReleasedOutcome | None = None
 
 
-class Answer(_Model):
-    """What the answering worker knows of the redelivery with this number."""
+class PeerAnswer(_Model):
+    """A worker's answer to the question with this number."""
 
     number: _Count
     knows: Knowledge
@@ -222,17 +224,17 @@ class Answer(_Model):
 
 
 class Answers(Message):
-    """Answers to one worker's questions; all others ignore them."""
+    """Answers to one worker's questions."""
 
     to: str
-    answers: Annotated[tuple[Answer, ...], Field(max_length=MAX_ANSWERS)]
+    answers: Annotated[tuple[PeerAnswer, ...], Field(max_length=MAX_ANSWERS)]
 
 
 # Duplicates
 
 
 def _packed(size_bytes: int) -> BeforeValidator:
-    """Make the type of up to `MAX_REPORTED` pieces of one size, which travel as base64."""
+    """Return the validator of up to `MAX_REPORTED` pieces of one size, encoded as base64."""
 
     def read(value: object) -> bytes:
         if isinstance(value, bytes):
@@ -253,9 +255,10 @@ _Records = Annotated[bytes, _packed(_RECORD.size), _AS_BASE64]
 
 
 class Report(Message):
-    """The messages that a worker has taken, sent, and settled otherwise or released (`ended`).
+    """Messages that a worker has begun to process (`taken`), has sent, and did not send (`ended`).
 
-    `asked`: the messages that it waits for; a peer that has or has sent one reports it again.
+    `asked`: messages that it waits for. A peer that is processing one or has sent it reports it
+    again.
     """
 
     taken: _Digests = b""
@@ -265,9 +268,9 @@ class Report(Message):
 
 
 class RecentQuestion(Message):
-    """A worker asks one peer for the messages that were sent lately, by any worker.
+    """A question to one peer for the messages that any worker has sent recently.
 
-    `joins` names its queue, as in `Join`.
+    `joins` gives the asking worker's queue, as in `Join`.
     """
 
     to: str
@@ -275,9 +278,9 @@ class RecentQuestion(Message):
 
 
 class Recent(Message):
-    """A part of the answer, the newest first; all others ignore it.
+    """A part of the answer, the newest messages first.
 
-    Without messages it ends the answer; `is_last` unless another peer may know more.
+    The last part has no messages. `is_last` is False in it if another peer may know more.
     """
 
     to: str
@@ -297,9 +300,9 @@ def read_digests(packed: bytes) -> Iterator[bytes]:
 
 
 def write_records(sent: Iterable[tuple[bytes, Accepted]], *, now: float) -> bytes:
-    """Pack how messages were accepted; `now` is in unix seconds.
+    """Pack acceptances; `now` is in unix seconds.
 
-    The provider's id is left out: a service may choose one that is a phone number.
+    The provider's id is left out, because a service may use phone numbers.
     """
     return b"".join(
         _RECORD.pack(
@@ -313,7 +316,7 @@ def write_records(sent: Iterable[tuple[bytes, Accepted]], *, now: float) -> byte
 
 
 def read_records(packed: bytes) -> Iterator[tuple[bytes, int, int, float]]:
-    """Unpack how messages were accepted: digest, attempts, status, age in seconds."""
+    """Unpack acceptances: digest, attempts, status, age in seconds."""
     for digest, attempts, status, milliseconds in _RECORD.iter_unpack(packed):
         yield digest, attempts, status, milliseconds / 1000
 
@@ -322,7 +325,7 @@ def read_records(packed: bytes) -> Iterator[tuple[bytes, int, int, float]]:
 
 _KINDS: Final[dict[str, type[Message]]] = {
     "hello": Join,
-    "beat": State,
+    "beat": WorkerState,
     "bye": Leave,
     "held?": Questions,
     "held": Answers,
@@ -341,7 +344,7 @@ class _Envelope(_Model):
 
 
 def facts_of(identity: MessageIdentity) -> IdentityFacts | None:
-    """Write which message an identity is; None if that might publish personal data."""
+    """Return an identity as it is published; None if it may contain personal data."""
     try:
         return IdentityFacts(
             message=identity.message.hex(),
@@ -354,9 +357,9 @@ def facts_of(identity: MessageIdentity) -> IdentityFacts | None:
 
 
 def write_message(worker_id: str, message: Message) -> bytes:
-    """Write a message."""
+    """Encode a message."""
     facts = message.model_dump(mode="json", by_alias=True)
-    if isinstance(message, State):
+    if isinstance(message, WorkerState):
         seconds = facts.pop("beat_seconds")
         changed = {name: value for name, value in facts.items() if value is not None}
         facts = {"beat_seconds": seconds, "beside": changed}
@@ -365,16 +368,16 @@ def write_message(worker_id: str, message: Message) -> bytes:
 
 
 def read_message(body: Body) -> tuple[str, Message] | None:
-    """Read a message and the id of its worker; None if it is of another version.
+    """Decode a message; return it with its worker's id, or None if it is of another version.
 
-    Raises ValueError for anything that no worker writes.
+    Raises ValueError if no worker can have written it.
     """
     if len(body) > MAX_BYTES:
         raise ValueError("too large")
     envelope = _Envelope.model_validate_json(body)
     kind, facts = envelope.kind, envelope.facts
-    if kind in State.model_fields:
-        # An earlier version publishes each change as a kind of its own.
+    if kind in WorkerState.model_fields:
+        # An earlier version publishes each change as a separate kind.
         kind, facts = "beat", {kind: facts}
     model = _KINDS.get(kind)
     if model is None or envelope.v != VERSION:

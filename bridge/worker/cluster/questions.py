@@ -1,8 +1,8 @@
-"""Ask the peers about a redelivery that is unknown here, before anything is done with it.
+"""Ask the peers about a redelivery that this worker does not know, before processing it.
 
-Another worker may have it in flight, or may have sent it and lost its connection, so that the
-broker has delivered it again. The deduplicator learns the answers as if it had known them itself.
-What is known of a released message is handed on once; a peer that asks again gets the same answer.
+A peer may have the message in flight, or may have sent it before it lost its connection. The
+deduplicator learns the answers as if they were its own records. The record of a released message
+is handed on only once; a peer that repeats its question gets the same answer.
 """
 
 import asyncio
@@ -22,10 +22,10 @@ from bridge.worker.cluster.messages import (
     MAX_ANSWERS,
     MAX_DETAIL_CHARACTERS,
     MAX_QUESTIONS,
-    Answer,
     Answers,
     Join,
     Message,
+    PeerAnswer,
     Question,
     Questions,
     ReleasedFacts,
@@ -38,22 +38,22 @@ from bridge.worker.envelope import Envelope, read_envelope
 from bridge.worker.metrics import WorkerMetrics
 from bridge.worker.outcomes import Dead, Outcome, Retried
 
-# A question is asked again so often, as long as it is open: it or its answer may have been lost.
+# How often an open question is repeated, because it or its answer may have been lost.
 ASK_AGAIN_SECONDS: Final = 1.0
-# A peer that has not said for so long that the message is in flight there does not have it.
+# A peer that has not confirmed for this long that the message is in flight there does not have it.
 BUSY_SECONDS: Final = 5.0
-# A peer that has the message in flight is waited for longer than one that says nothing, but not
-# for longer than the broker waits for an ack; its own limit is 30 minutes (consumer_timeout).
+# How long to wait for a peer that has the message in flight. The broker waits 30 minutes for an ack
+# (consumer_timeout).
 MOST_BUSY_SECONDS: Final = 600.0
-# So many redeliveries may wait while others are taken; nine workers with the default concurrency
-# have 450 in flight.
+# This many redeliveries may wait while the worker consumes others; nine workers with the default
+# concurrency have 450 in flight.
 MOST_WAITING: Final = 500
-# Of equal messages without an id, one worker may be told of two by two peers, and hands on what it
-# has too much. A peer that asks before it can do so is put off for so long.
+# Two peers may hand on two equal messages without an id to one worker, which hands on the second
+# one in turn. A peer that asks meanwhile has to wait this long.
 HANDED_ON_SECONDS: Final = 2.0
-# How many batches of questions may wait for the broker at once; more are asked again anyway.
+# How many batches of questions may wait for the broker; the peers repeat the others anyway.
 MAX_UNPROVEN: Final = 64
-# What a retry and a dead letter both have, besides their detail.
+# Fields of both `Retried` and `Dead`, except their detail.
 _SHARED: Final = ("reason", "status", "burned", "uncertain", "code", "meaning")
 
 
@@ -62,13 +62,13 @@ class Consuming(Protocol):
 
     @property
     def prefetch(self) -> int:
-        """How many deliveries it takes at once; 0 while it takes none."""
+        """The current prefetch; 0 if it does not consume."""
 
     def renew(self) -> None:
-        """Consume anew: what is held and stays unacked is no part of the new prefetch."""
+        """Register anew, so that unacked deliveries no longer count towards the prefetch."""
 
     async def prove(self) -> None:
-        """Return when the broker has answered on its session, or that is known to be lost."""
+        """Return when the broker has answered on its session, or the session is over."""
 
 
 class Sendable(Protocol):
@@ -76,15 +76,16 @@ class Sendable(Protocol):
 
     @property
     def most_sendable(self) -> int:
-        """How many messages it sends at once."""
+        """Prefetch that sending needs."""
 
 
 @dataclass(slots=True, eq=False)
 class _Case:
-    """One redelivery that waits for answers: when each peer said it was busy, which know no more.
+    """A redelivery that waits for answers.
 
-    `told` are the peers that knew something. A case is kept for long, so it has only what it needs
-    of the delivery, not its body or its connection.
+    `busy`: when each peer last said that the message is in flight there. `answered`: peers that
+    have given their last answer. `told`: peers that had a record. Cases are kept for a minute, so
+    they do not refer to the delivery's body or session.
     """
 
     properties: Properties
@@ -100,10 +101,10 @@ class _Case:
 
 
 class RedeliveryQuestions(Part):
-    """One worker's questions and answers; `delays_seconds` are the steps of its retry ladder.
+    """One worker's questions and answers; `delays_seconds` are the delays of its retry queues.
 
-    Waits for peers that were heard in the last minute, `most_seconds` at most. As many questions
-    are open as redeliveries are held, which the prefetch bounds.
+    Waits up to `most_seconds` for the peers heard in the last minute. The prefetch limits the
+    number of open questions.
     """
 
     def __init__(  # noqa: PLR0913
@@ -129,12 +130,14 @@ class RedeliveryQuestions(Part):
         self._numbers = itertools.count()
         self._open: dict[int, _Case] = {}
         self._open_entries: Counter[MessageIdentity | bytes] = Counter()
-        # Cases that hold places of the prefetch.
+        # Numbers of the cases whose deliveries count towards the prefetch.
         self._in_the_way: set[int] = set()
-        # Late answers are learned as well: a peer that gave one knows nothing any more.
+        # For late answers: the peer that gave one has handed on its record.
         self._closed: ExpiringMap[int, _Case] = ExpiringMap(REMEMBERED.seconds, clock)
         self._to_ask: list[Question] = []
-        self._given: ExpiringMap[tuple[str, int], Answer] = ExpiringMap(REMEMBERED.seconds, clock)
+        self._given: ExpiringMap[tuple[str, int], PeerAnswer] = ExpiringMap(
+            REMEMBERED.seconds, clock
+        )
         self._handed_on: ExpiringMap[MessageIdentity, str] = ExpiringMap(HANDED_ON_SECONDS, clock)
         self._unproven: set[asyncio.Task[None]] = set()
         self._gives_up_copies = False
@@ -142,7 +145,7 @@ class RedeliveryQuestions(Part):
     # Asking
 
     async def learn_of(self, delivery: Delivery, identity: MessageIdentity) -> None:
-        """Have the deduplicator learn all that any peer knows of a redelivery within the time."""
+        """Ask the peers about a redelivery, and pass their answers to the deduplicator."""
         if self._deduplicator.knows(identity) or not self._membership.expects_answers:
             return
         facts = facts_of(identity)
@@ -157,15 +160,14 @@ class RedeliveryQuestions(Part):
             self._metrics.redelivery_questions.labels(answer).inc()
         finally:
             self._close_case(case)
-            # Also when this redelivery is given up: the peer that told it knows it no more.
+            # Also if this redelivery is cancelled: the peer has handed on its record.
             self._learn_released(case)
 
     def make_room(self) -> None:
-        """Consume anew, beside the redeliveries that wait, when these leave few places.
+        """Register anew as a consumer if waiting redeliveries use up most of the prefetch.
 
-        Ten times the prefetch may wait, up to 500, or twice the prefetch where that is more.
-        Renewing has a price: what the broker sends while the consumer is cancelled comes as a
-        redelivery.
+        Up to ten times the prefetch may wait, at most 500, but at least twice the prefetch. It is
+        not done more often, because messages sent to the cancelled consumer come as redeliveries.
         """
         prefetch, most_held = self._consumer.prefetch, self._account.most_sendable
         is_room_taken = 4 * len(self._in_the_way) >= 3 * prefetch > 0
@@ -192,7 +194,7 @@ class RedeliveryQuestions(Part):
         self.make_room()
 
     async def _until_answered(self, case: _Case) -> str:
-        """Return what the answer is; `none` when some peer gave none in time."""
+        """Wait; return the answer as the metric names it, `none` if a peer did not answer."""
         began = self._clock()
         while True:
             self._ask(case.question)
@@ -211,19 +213,19 @@ class RedeliveryQuestions(Part):
                 return "none"
 
     def _have_all_answered(self, case: _Case) -> bool:
-        """Say whether no more is to be expected; of one without an id, one peer knows all."""
+        """Whether no answer is missing; only one peer has a record of a message without an id."""
         if case.released and not case.identity.has_id:
             return True
         return self._membership.others(REMEMBERED) <= case.answered
 
     def _is_busy(self, case: _Case) -> bool:
-        """Say whether a peer that is there has it in flight."""
+        """Whether a present peer has the message in flight."""
         since = self._clock() - BUSY_SECONDS
         present = self._membership.others(PRESENT)
         return any(peer in present and at >= since for peer, at in case.busy.items())
 
     def _ask(self, question: Question) -> None:
-        """Ask at the end of this iteration of the event loop, together with all others."""
+        """Publish the question at the end of this event loop iteration, with all others."""
         if not self._to_ask:
             asyncio.get_running_loop().call_soon(self._ask_now)
         self._to_ask.append(question)
@@ -235,7 +237,7 @@ class RedeliveryQuestions(Part):
             self._membership.publish(Questions(questions=questions[at : at + MAX_QUESTIONS]))
 
     def receive(self, peer: str, message: Message) -> None:
-        """Answer questions, take answers, and ask a peer that joins."""
+        """Answer questions, process answers, and repeat open questions for a peer that joins."""
         match message:
             case Questions():
                 self._on_questions(peer, message.questions)
@@ -248,7 +250,7 @@ class RedeliveryQuestions(Part):
             case _:
                 pass
 
-    def _on_answer(self, peer: str, answer: Answer) -> None:
+    def _on_answer(self, peer: str, answer: PeerAnswer) -> None:
         case = self._open.get(answer.number)
         if case is not None:
             self._note(case, peer, answer)
@@ -256,8 +258,8 @@ class RedeliveryQuestions(Part):
             self._note(closed, peer, answer)
             self._learn_released(closed)
 
-    def _note(self, case: _Case, peer: str, answer: Answer) -> None:
-        # A peer that is asked again says the same again.
+    def _note(self, case: _Case, peer: str, answer: PeerAnswer) -> None:
+        # A peer repeats its answer to a repeated question.
         is_news = peer not in case.told
         if answer.knows in {"done", "kept"}:
             case.told.add(peer)
@@ -268,7 +270,7 @@ class RedeliveryQuestions(Part):
             case "unknown":
                 case.answered.add(peer)
             case "done":
-                # Of equal messages without an id each peer may have sent another one.
+                # Two peers may each have sent one of two equal messages without an id.
                 if not case.is_done or (is_news and not case.identity.has_id):
                     self._deduplicator.learn(case.identity, None)
                 case.is_done = True
@@ -279,7 +281,7 @@ class RedeliveryQuestions(Part):
         case.changed.set()
 
     def _learn_released(self, case: _Case) -> None:
-        """Learn how a redelivery goes on, unless it is done: one with an id is no other message."""
+        """Learn the handed-on state of a redelivery, unless the same message is settled."""
         released, case.released = case.released, []
         if case.is_done and case.identity.has_id:
             return
@@ -292,9 +294,9 @@ class RedeliveryQuestions(Part):
     # Answering
 
     def give_up_copies(self) -> None:
-        """Wait for no confirm any more, as this worker ends.
+        """Hand on messages whose copies are unconfirmed too, because this worker ends.
 
-        A peer that asks publishes a copy that says that it may be there twice.
+        The peer publishes another copy, marked as one that may be in the queue twice.
         """
         self._gives_up_copies = True
 
@@ -307,7 +309,7 @@ class RedeliveryQuestions(Part):
             task.add_done_callback(self._unproven.discard)
 
     def _needs_proof(self, peer: str, question: Question) -> bool:
-        """Whether the message may be held on the session, or its ack may be lost with it."""
+        """Whether the session must be proved alive before this question can be answered."""
         identity, deduplicator = question.identity, self._deduplicator
         if (peer, question.number) in self._given or deduplicator.is_working_on(identity):
             return False
@@ -323,7 +325,7 @@ class RedeliveryQuestions(Part):
             part = answers[at : at + MAX_ANSWERS]
             self._membership.publish(Answers(to=peer, answers=part))
 
-    def _answer_once(self, peer: str, question: Question) -> Answer:
+    def _answer_once(self, peer: str, question: Question) -> PeerAnswer:
         given = self._given.get((peer, question.number))
         if given is not None:
             return given
@@ -334,36 +336,38 @@ class RedeliveryQuestions(Part):
                 self._handed_on.add(question.identity, peer)
         return answer
 
-    def _look_up(self, peer: str, question: Question) -> Answer:
+    def _look_up(self, peer: str, question: Question) -> PeerAnswer:
         number, identity, deduplicator = question.number, question.identity, self._deduplicator
-        # Of several workers that ask for the same message, the others wait for the first by its id.
+        # If several workers ask about the same message, the one with the lowest id goes first.
         is_asking = _message_of(identity) in self._open_entries
         is_first = is_asking and self._membership.worker_id < peer
         if is_first or deduplicator.is_working_on(identity):
-            return Answer(number=number, knows="busy")
+            return PeerAnswer(number=number, knows="busy")
         known = deduplicator.hand_on(identity)
         if known is None:
             is_put_off = self._handed_on.get(identity) not in {None, peer}
-            return Answer(number=number, knows="busy" if is_put_off else "unknown")
+            return PeerAnswer(number=number, knows="busy" if is_put_off else "unknown")
         if isinstance(known, Repeat):
-            return Answer(number=number, knows="done")
+            return PeerAnswer(number=number, knows="done")
         replacement = known.replacement
         if replacement is not None and replacement.is_stored:
-            return Answer(number=number, knows="done")
+            return PeerAnswer(number=number, knows="done")
         is_unconfirmed = replacement is not None and not replacement.is_refused
         if is_unconfirmed and not self._gives_up_copies:
             deduplicator.learn(identity, known)
-            return Answer(number=number, knows="busy")
-        return Answer(number=number, knows="kept", released=write_released(known, now=time.time()))
+            return PeerAnswer(number=number, knows="busy")
+        return PeerAnswer(
+            number=number, knows="kept", released=write_released(known, now=time.time())
+        )
 
 
 def _message_of(identity: MessageIdentity) -> MessageIdentity | bytes:
-    """Return what all deliveries of a message have in common: with an id, those of each copy."""
+    """Return the identity without the number of the copy, if the message has an id."""
     return identity.message if identity.has_id else identity
 
 
 def write_released(known: Released, *, now: float) -> ReleasedFacts:
-    """Say how a delivery goes on; `now` is in unix seconds."""
+    """Return a released delivery's state as it is published; `now` is in unix seconds."""
     envelope, outcome = known.envelope, known.outcome
     told = None
     if isinstance(outcome, Retried | Dead):
@@ -394,7 +398,10 @@ def read_released(
     *,
     now: float,
 ) -> Released:
-    """Have a delivery go on as a peer says; `delays_seconds` are the steps of the ladder here."""
+    """Return the state of a released delivery that a peer has handed on.
+
+    `delays_seconds` are the delays of this worker's retry queues.
+    """
     bare = envelope._replace(
         key=facts.key or envelope.key,
         first_delivered_at=now - facts.first_delivered_seconds_ago,

@@ -1,16 +1,16 @@
-"""By how many workers the limits of `scope: cluster` are divided.
+"""Divide the rate limits with `scope: cluster` by the number of workers.
 
-They are the peers that were heard just now, and every other consumer of the queue that the broker
-counts: a worker that had no time for a heartbeat, or that is no member. A worker that starts is
-heard before it sends, so that its peers have given up its share by then; one that stops publishes
-that. The broker loses the consumer of a killed worker at once: when consumers are missing for a
-second, so are the workers that had them.
+That is the number of peers heard just now, plus every other consumer that the broker counts: of a
+worker that is late with its heartbeat, or that is no member. A worker that starts is heard before
+it sends, so its peers have given up its share by then. A worker that stops publishes that. If a
+worker is killed, the broker removes its consumer at once; when consumers have been missing for a
+second, their workers no longer count.
 
-Each worker publishes how many of the consumers are its own. A quorum queue counts a cancelled
-consumer as long as it has something to ack: a worker that consumes anew, as each does when another
-was killed, has several for a while.
+Each worker publishes how many of the consumers are its own. It may have several: a quorum queue
+counts a cancelled consumer until its deliveries are acked, and each worker registers anew when
+another is killed.
 
-A worker that hears no peers counts consumers alone, as `RateLimits.share_with` does.
+A worker without peers relies on the number of consumers alone (`RateLimits.share_with`).
 """
 
 import asyncio
@@ -22,24 +22,23 @@ from bridge.amqp.channels import heed_cancellation
 from bridge.amqp.client import Connection
 from bridge.topology.queue_sizes import try_to_read_queue
 from bridge.worker.cluster.membership import ACTIVE, HEARD, REMEMBERED, Membership, Part
-from bridge.worker.cluster.messages import Consumers, Flag, State
+from bridge.worker.cluster.messages import Consumers, Flag, WorkerState
 from bridge.worker.service.breaker import CircuitBreaker
 
-# How often the number of workers is looked at, and the consumers are counted.
+# How often to update the number of workers, and to count the consumers.
 LOOK_SECONDS: Final = 0.1
 COUNT_SECONDS: Final = 0.5
-# Without peers two counts in a row are compared, and workers that start together must see each
-# other in one of them.
+# Without peers, two counts in a row are compared; workers that start together must be in one.
 ALONE_COUNT_SECONDS: Final = 1.0
-# A worker that consumes anew is no consumer for a moment. After a longer time it is gone.
+# A worker that registers anew is no consumer for a moment; after a longer time it is gone.
 MISSING_SECONDS: Final = 1.0
 
 
 class ClusterRateLimit(Part):
-    """Divides a worker's limits, as long as a queue is served.
+    """Divides one worker's limits.
 
-    `own_consumers` says whether the broker has this worker as a consumer, and how many more it
-    counts that have been cancelled.
+    `own_consumers` returns whether this worker is registered as a consumer, and how many of its
+    cancelled consumers the broker still counts.
     """
 
     def __init__(
@@ -56,8 +55,7 @@ class ClusterRateLimit(Part):
         self._membership = membership
         self._own_consumers = own_consumers
         self._clock = clock
-        # The last count, the consumers of each worker that was known then, and since when some of
-        # them are missing.
+        # The last count, each worker's consumers at that time, and since when some are missing.
         self._consumers: int | None = None
         self._owners: dict[str, int] = {}
         self._missing_since: float | None = None
@@ -65,26 +63,26 @@ class ClusterRateLimit(Part):
         self._is_leaving = False
 
     def facts(self) -> dict[str, Any]:
-        """Return its fields of the state."""
+        """Return this worker's number of consumers, and whether it stops."""
         return {
             "consumers": Consumers(count=sum(self._own_consumers())),
             "leaving": Flag() if self._is_leaving else None,
         }
 
     def leave(self) -> None:
-        """Give up this worker's share: it sends nothing new."""
+        """Give up this worker's share, because it sends nothing new."""
         self._is_leaving = True
-        self._membership.publish(State(leaving=Flag()))
+        self._membership.publish(WorkerState(leaving=Flag()))
 
     def publish(self) -> None:
-        """Publish how many consumers are this worker's, if they are more or fewer."""
+        """Publish this worker's number of consumers if it has changed."""
         count = sum(self._own_consumers())
         if count != self._published:
             self._published = count
-            self._membership.publish(State(consumers=Consumers(count=count)))
+            self._membership.publish(WorkerState(consumers=Consumers(count=count)))
 
     async def watch(self, connection: Connection) -> NoReturn:
-        """Keep the number of workers up to date, as long as the connection is served."""
+        """Keep the number of workers up to date while this connection is served."""
 
         async def count() -> int | None:
             sizes = await try_to_read_queue(connection, self._queue)
@@ -94,14 +92,14 @@ class ClusterRateLimit(Part):
         await self.follow(count)
 
     async def follow(self, count: Callable[[], Awaitable[int | None]]) -> NoReturn:
-        """Keep the number of workers up to date; `count` returns the queue's consumers."""
+        """Keep the number of workers up to date; `count` returns the number of consumers."""
         next_count_at = self._clock()
         while True:
             self.publish()
             if self._clock() >= next_count_at:
                 uncounted = self._uncounted
                 self._note(await count())
-                # Changes that were published meanwhile may or may not be in the count.
+                # The count may or may not include changes that were published meanwhile.
                 is_clear = self._uncounted == uncounted or not self._membership.is_up
                 next_count_at = self._clock() + (self._count_seconds if is_clear else LOOK_SECONDS)
             if self._membership.is_up:
@@ -110,7 +108,7 @@ class ClusterRateLimit(Part):
 
     @property
     def workers(self) -> int:
-        """How many share the limits, with this one."""
+        """Number of workers that share the limits, including this one."""
         uncounted = self._uncounted
         return 1 + len(self._heard) + (uncounted if uncounted >= 0 else -self._gone(-uncounted))
 
@@ -147,14 +145,14 @@ class ClusterRateLimit(Part):
 
     @property
     def _uncounted(self) -> int:
-        """How many consumers belong to no peer that was heard; below zero, how many are missing."""
+        """Number of consumers that belong to no peer heard; if negative, of missing consumers."""
         if self._consumers is None:
             return 0
         known = (self._membership.worker_id, *self._heard, *self._leaving)
         return self._consumers - sum(self._owners.get(one, 0) for one in known)
 
     def _gone(self, missing: int) -> int:
-        """Return the fewest workers whose consumers are those that are missing for long enough."""
+        """Return the smallest number of workers that explains the missing consumers."""
         since = self._missing_since
         if since is None or self._clock() - since < MISSING_SECONDS:
             return 0

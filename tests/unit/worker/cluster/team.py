@@ -8,7 +8,7 @@ from typing import Any
 from bridge.amqp.properties import Properties
 from bridge.worker.cluster.deduplication import ClusterDeduplicator, RepeatedCopies
 from bridge.worker.cluster.membership import Membership, Part
-from bridge.worker.cluster.messages import Leave, Message, State
+from bridge.worker.cluster.messages import Leave, Message, WorkerState
 from bridge.worker.cluster.questions import RedeliveryQuestions
 from bridge.worker.deduplicator import (
     Deduplicator,
@@ -37,9 +37,9 @@ ACCEPTED = Accepted(attempts=1, status=202, provider_id="sms-1", at=1_800_000_00
 
 def kind_of(message: Message) -> str:
     """Name a message: its class, or the copies that a state tells of."""
-    if isinstance(message, State):
+    if isinstance(message, WorkerState):
         told = [name for name in ("repeated", "settled") if getattr(message, name)]
-        return told[0] if told else "State"
+        return told[0] if told else "WorkerState"
     return type(message).__name__
 
 

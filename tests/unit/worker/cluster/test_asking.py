@@ -138,7 +138,7 @@ def test_a_first_delivery_asks_nobody(make_team: MakeTeam) -> None:
     team = make_team(2)
     team.run(team.members[0].begin(message(team)))
 
-    assert {kind for _, kind in team.published} <= {"Join", "State"}
+    assert {kind for _, kind in team.published} <= {"Join", "WorkerState"}
 
 
 def test_what_is_known_here_is_asked_of_nobody(make_team: MakeTeam) -> None:
@@ -152,7 +152,7 @@ def test_what_is_known_here_is_asked_of_nobody(make_team: MakeTeam) -> None:
         return await first.take(again(team, delivery))
 
     assert isinstance(team.run(story()), Repeat)
-    assert {kind for _, kind in team.published} <= {"Join", "State"}
+    assert {kind for _, kind in team.published} <= {"Join", "WorkerState"}
 
 
 def test_a_silent_peer_is_waited_for_so_long(make_team: MakeTeam) -> None:

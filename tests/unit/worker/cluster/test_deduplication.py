@@ -314,7 +314,7 @@ def test_who_is_alone_says_nothing(make_team: MakeTeam) -> None:
     team = make_team(1)
     team.play(send(team, 0))
 
-    assert {kind for _, kind in team.published} <= {"Join", "State"}
+    assert {kind for _, kind in team.published} <= {"Join", "WorkerState"}
 
 
 @pytest.mark.parametrize("count", [1, 1000])

@@ -15,7 +15,7 @@ from pydantic import SecretStr
 from bridge.config import SmsApiSettings
 from bridge.worker.cluster.joint_pause import SILENCE_SECONDS, setup_of
 from bridge.worker.cluster.membership import TICK_SECONDS
-from bridge.worker.cluster.messages import BreakerState, Message, State
+from bridge.worker.cluster.messages import BreakerState, Message, WorkerState
 from bridge.worker.delivery import MAX_HOLD_SECONDS
 from bridge.worker.service.retry_after import MAX_RETRY_AFTER_SECONDS
 from tests.ears import Ears
@@ -169,7 +169,7 @@ def test_what_is_lost_is_made_good(world: World, fact: str) -> None:
     """If only heartbeats tell of a pause, all pause and resume a second later."""
 
     def loses(_sender: str, message: Message) -> bool:
-        is_change = isinstance(message, State) and message.heartbeat_seconds is None
+        is_change = isinstance(message, WorkerState) and message.heartbeat_seconds is None
         return is_change and getattr(message, fact) is not None
 
     world.exchange.loses = loses
@@ -309,8 +309,8 @@ def test_no_two_workers_wait_for_each_other(world: World) -> None:
     """Of many, each of which is lost that it lets another probe, one does when that is killed."""
 
     def loses(_sender: str, message: Message) -> bool:
-        is_change = isinstance(message, State) and message.heartbeat_seconds is None
-        told = message.breaker if isinstance(message, State) else None
+        is_change = isinstance(message, WorkerState) and message.heartbeat_seconds is None
+        told = message.breaker if isinstance(message, WorkerState) else None
         return is_change and told is not None and not told.is_prober
 
     async def story() -> None:
@@ -601,7 +601,7 @@ def test_no_wait_that_a_peer_tells_of_is_longer_than_any_that_is_kept(world: Wor
         await settled(world)
         broken, sound, _ = world.workers
         told = BreakerState(setup=SETUP, reason=None, closed_seconds=1e9)
-        broken.membership.publish(State(breaker=told))
+        broken.membership.publish(WorkerState(breaker=told))
         await asyncio.sleep(1)
 
         assert 0 < sound.breaker.retry_after_seconds < 1.1 * MAX_RETRY_AFTER_SECONDS
@@ -624,7 +624,7 @@ def test_a_heartbeat_tells_of_a_pause(world: World) -> None:
     states = {
         worker_id: message.breaker
         for worker_id, message in world.exchange.published
-        if isinstance(message, State) and message.heartbeat_seconds
+        if isinstance(message, WorkerState) and message.heartbeat_seconds
     }
     assert {told.reason for told in states.values() if told} == {"credentials_rejected"}
     assert sum(told.is_prober for told in states.values() if told) == 1

@@ -10,7 +10,7 @@ from bridge.worker.cluster.membership import (
     MAX_UNPUBLISHED,
     PRESENT,
     REMEMBERED,
-    Cluster,
+    Coordination,
     Membership,
     Silence,
 )
@@ -18,7 +18,7 @@ from bridge.worker.cluster.messages import (
     Join,
     Leave,
     RecentQuestion,
-    State,
+    WorkerState,
     read_message,
     write_message,
 )
@@ -40,14 +40,14 @@ class World:
         self.clock = Clock()
         metrics = WorkerMetrics(new_registry(), queue="q", retry_queues=[], dead="dead")
         self.membership = Membership("q", is_enabled=True, metrics=metrics, clock=self.clock)
-        self.cluster = Cluster(self.membership, [], metrics=metrics)
+        self.cluster = Coordination(self.membership, [], metrics=metrics)
         self.wire = Wire()
         self.membership.joins = 1
         self.cluster.join(self.wire)
 
     def hears(self, worker_id: str, heartbeat_seconds: float | None = None) -> None:
         """Receive a heartbeat."""
-        self.membership.learn(worker_id, State(heartbeat_seconds=heartbeat_seconds))
+        self.membership.learn(worker_id, WorkerState(heartbeat_seconds=heartbeat_seconds))
 
     def passes(self, seconds: int) -> None:
         """Let time pass, with an exchange that works."""
@@ -171,7 +171,7 @@ def test_of_many_workers_each_publishes_fewer_heartbeats(
         for number in range(workers - 1):
             world.hears(str(number), 1000)
         world.passes(seconds)
-    states = [one for one in world.published() if isinstance(one, State)]
+    states = [one for one in world.published() if isinstance(one, WorkerState)]
 
     assert {state.heartbeat_seconds for state in states} == {seconds}
     assert 4 <= len(states) <= 7

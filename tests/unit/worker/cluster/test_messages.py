@@ -10,23 +10,23 @@ from bridge.worker.cluster.messages import (
     MAX_BYTES,
     MAX_QUESTIONS,
     MAX_REPORTED,
-    Answer,
     Answers,
     BreakerState,
     Consumers,
-    Copies,
+    CopyList,
     Flag,
     IdentityFacts,
     Join,
     Leave,
     Message,
+    PeerAnswer,
     Question,
     Questions,
     Recent,
     RecentQuestion,
     Report,
     Resumed,
-    State,
+    WorkerState,
     facts_of,
     read_digests,
     read_message,
@@ -63,18 +63,18 @@ def written(**changed: object) -> bytes:
     [
         Join(joins=2, heartbeat_seconds=1),
         Leave(),
-        pytest.param(State(), id="nothing new"),
-        State(
+        pytest.param(WorkerState(), id="nothing new"),
+        WorkerState(
             heartbeat_seconds=7,
             breaker=BreakerState(setup=WORKER, reason="outage", is_prober=True, failures=(1, 2)),
             resumed=Resumed(setup=WORKER, reason="outage"),
             consumers=Consumers(count=3),
             leaving=Flag(),
-            repeated=Copies(entries=(LARGE_IDENTITY,)),
-            settled=Copies(entries=(LARGE_IDENTITY,)),
+            repeated=CopyList(entries=(LARGE_IDENTITY,)),
+            settled=CopyList(entries=(LARGE_IDENTITY,)),
         ),
         Questions(questions=(Question(number=1, **LARGE_IDENTITY.model_dump()),)),
-        Answers(to=WORKER, answers=(Answer(number=1, knows="busy"),)),
+        Answers(to=WORKER, answers=(PeerAnswer(number=1, knows="busy"),)),
         RecentQuestion(to=WORKER),
         Recent(to=WORKER, sent=write_records([(DIGESTS[0], ACCEPTED)], now=NOW), is_last=True),
         Report(taken=write_digests(DIGESTS[:2]), ended=write_digests(DIGESTS[2:])),
@@ -90,18 +90,18 @@ def test_what_is_written_is_read(message: Message) -> None:
     [
         ("hello", {"new": 1}, Join()),
         ("hello", {"joins": 1, "beat_seconds": 1}, Join(joins=1, heartbeat_seconds=1)),
-        ("beat", {"beat_seconds": 20, "beside": {}}, State(heartbeat_seconds=20)),
+        ("beat", {"beat_seconds": 20, "beside": {}}, WorkerState(heartbeat_seconds=20)),
         (
             "beat",
             {"beat_seconds": 1, "beside": {"consumers": {"count": 2}, "leaving": {}, "pause": {}}},
-            State(heartbeat_seconds=1, consumers=Consumers(count=2), leaving=Flag()),
+            WorkerState(heartbeat_seconds=1, consumers=Consumers(count=2), leaving=Flag()),
         ),
-        ("consumers", {"count": 2}, State(consumers=Consumers(count=2))),
-        ("leaving", {}, State(leaving=Flag())),
+        ("consumers", {"count": 2}, WorkerState(consumers=Consumers(count=2))),
+        ("leaving", {}, WorkerState(leaving=Flag())),
         (
             "held",
             {"to": "a", "answers": [{"number": 1, "knows": "done", "kept": None}]},
-            Answers(to="a", answers=(Answer(number=1, knows="done"),)),
+            Answers(to="a", answers=(PeerAnswer(number=1, knows="done"),)),
         ),
     ],
 )
@@ -116,11 +116,11 @@ def test_workers_of_the_version_before_are_understood(
     ("message", "facts"),
     [
         (
-            State(consumers=Consumers(count=2)),
+            WorkerState(consumers=Consumers(count=2)),
             {"beat_seconds": None, "beside": {"consumers": {"count": 2}}},
         ),
         (
-            Answers(to="a", answers=(Answer(number=1, knows="unknown"),)),
+            Answers(to="a", answers=(PeerAnswer(number=1, knows="unknown"),)),
             {"to": "a", "answers": [{"number": 1, "knows": "unknown", "kept": None}]},
         ),
     ],
@@ -236,7 +236,7 @@ def test_the_largest_messages_fit() -> None:
         turn_at=1e9 / 3,
     )
     released = write_released(Released(envelope, outcome), now=1e9 / 7)
-    answer = Answer(number=LARGEST, knows="unknown", released=released)
+    answer = PeerAnswer(number=LARGEST, knows="unknown", released=released)
     question = Question(number=LARGEST, **LARGE_IDENTITY.model_dump())
     digests = write_digests(DIGESTS)
     sent = write_records([(digest, ACCEPTED) for digest in DIGESTS], now=NOW)
@@ -244,7 +244,7 @@ def test_the_largest_messages_fit() -> None:
     for message in (
         Questions(questions=(question,) * MAX_QUESTIONS),
         Answers(to=WORKER, answers=(answer,) * MAX_ANSWERS),
-        State(settled=Copies(entries=(LARGE_IDENTITY,) * MAX_QUESTIONS)),
+        WorkerState(settled=CopyList(entries=(LARGE_IDENTITY,) * MAX_QUESTIONS)),
         Report(taken=digests, sent=sent, ended=digests, asked=digests),
     ):
         assert len(write_message(WORKER, message)) < MAX_BYTES

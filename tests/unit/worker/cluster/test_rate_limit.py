@@ -12,7 +12,7 @@ import pytest
 
 from bridge.config import RateLimitSettings
 from bridge.worker.cluster.membership import ACTIVE, HEARD
-from bridge.worker.cluster.messages import Consumers, State
+from bridge.worker.cluster.messages import Consumers, WorkerState
 from bridge.worker.cluster.rate_limit import COUNT_SECONDS, LOOK_SECONDS, MISSING_SECONDS
 from tests.simulation.windows import fewest_in, most_in
 from tests.simulation.world import World
@@ -250,7 +250,7 @@ def test_a_count_that_differs_is_soon_followed_by_another(world: World) -> None:
         async def count() -> int:
             counted_at.append(world.now)
             if len(counted_at) == 4:
-                second.membership.publish(State(consumers=Consumers(count=0)))
+                second.membership.publish(WorkerState(consumers=Consumers(count=0)))
                 await asyncio.sleep(0.01)
             return 3
 
