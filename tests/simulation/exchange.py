@@ -6,6 +6,8 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
+from bridge.errors import BrokerError
+from bridge.worker.cluster.exchange import JOIN_AGAIN_SECONDS
 from bridge.worker.cluster.membership import TICK_SECONDS, Coordination, Membership, Part
 from bridge.worker.cluster.messages import Message, read_message
 from bridge.worker.metrics import WorkerMetrics
@@ -102,8 +104,15 @@ class Member:
         """Look after peers and parts each second, until cancelled."""
         while True:
             await asyncio.sleep(TICK_SECONDS * self._exchange.chance.uniform(0.99, 1.05))
-            if self.membership.is_up:
+            if not self.membership.is_up:
+                continue
+            try:
                 self.cluster.tick()
+            except BrokerError:
+                # As a worker does of which too many messages were lost in a row.
+                self.fall_silent()
+                await asyncio.sleep(JOIN_AGAIN_SECONDS)
+                self.join()
 
 
 def start(coroutine: Coroutine[Any, Any, Any], tasks: "set[asyncio.Task[Any]]") -> None:

@@ -59,6 +59,7 @@ class Worker:
             new_registry(), queue="q", retry_queues=["q.retry.5s"], dead="q.dead"
         )
         self.membership = Membership("q", is_enabled=True, metrics=metrics, clock=loop.time)
+        self.membership.worker_id = f"{exchange.chance.getrandbits(64):016x}"
         self.setup = setup
         self.joint_pause = JointPause(
             self.membership,

@@ -35,6 +35,8 @@ class World(LeapingWorld):
     ) -> None:
         super().__init__()
         self.began = self.loop.time()
+        # What the workers themselves leave to chance.
+        random.seed(seed)
         self.exchange = Exchange(self.loop, seed=seed)
         self.queue = Queue(self.loop)
         self.service = Service()
