@@ -19,11 +19,13 @@ from bridge.config import Settings
 from bridge.outcome_event import ReceiptOutcome
 from bridge.webhook.receipts import DeliveryState
 from bridge.worker import envelope
+from bridge.worker.delivery import WaitCause
 from bridge.worker.fates import DeadReason, FinalOutcome
 from bridge.worker.request import SendRequest
 from tests.reference_pages import NOT_WRITTEN, pages
 
-PAGE = (Path(__file__).parent.parent / "docs" / "reference.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parent.parent / "docs"
+PAGE = (DOCS / "reference.md").read_text(encoding="utf-8")
 # A section's tables, each by what its first column is of.
 SECTIONS = {
     heading: {
@@ -71,6 +73,14 @@ ROWS: dict[tuple[str, str], Iterable[str]] = {
 def test_a_table_has_what_there_is(heading: str, column: str) -> None:
     """Every header, property, member, reason and outcome has its row, and no row is too many."""
     assert sorted(SECTIONS[heading][column]) == sorted(ROWS[heading, column])
+
+
+def test_every_cause_of_a_wait_is_explained() -> None:
+    """docs/monitoring.md has a row for each cause of a wait."""
+    page = (DOCS / "monitoring.md").read_text(encoding="utf-8")
+    (rows,) = re.findall(r"^\| Cause \|.*\n\|[-|]+\n((?:\|.*\n)+)", page, re.MULTILINE)
+
+    assert sorted(re.findall(r"^\| `(\w+)`", rows, re.MULTILINE)) == sorted(get_args(WaitCause))
 
 
 def test_every_header_of_ours_is_in_some_table() -> None:
