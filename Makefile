@@ -127,9 +127,9 @@ browser:  ## install Chromium for the tests of the sandbox's page, unless it is 
 demo: $(STAMP) broker  ## run both directions for real, with faults, and account for every message (KEEP=1 leaves it running)
 	$(BIN)/python -m bridge demo $(if $(KEEP),--keep)
 
-# More processes than two cores, for many tests wait rather than compute; a file at a time, for its
-# tests share what it starts, in the order in which tests/conftest.py has them begin.
-PROCESSES ?= 6
+# More processes than two cores, since many tests wait rather than compute. tests/conftest.py says what
+# is handed out together, and what begins.
+PROCESSES ?= 8
 BY_FILE := --dist loadfile --no-loadscope-reorder
 IN_PARALLEL = -n $(PROCESSES) $(BY_FILE)
 # What measures needs a core that is idle, and waits four fifths of the time: a process for each core.
@@ -140,7 +140,7 @@ $(1)/pytest $(IN_PARALLEL) -m 'not serial' $(2) || [ $$? -eq 5 ]
 $(1)/pytest $(APART) $(2) || [ $$? -eq 5 ]
 endef
 
-test: $(DEV_STAMP) broker prometheus amqp-tools browser  ## run all tests, those with a real RabbitMQ and Prometheus too (TESTS=tests/unit/worker PROCESSES=6)
+test: $(DEV_STAMP) broker prometheus amqp-tools browser  ## run all tests, those with a real RabbitMQ and Prometheus too (TESTS=tests/unit/worker PROCESSES=8)
 	$(call run_tests,$(BIN),$(TESTS))
 
 test-failed: $(DEV_STAMP) broker prometheus amqp-tools browser  ## run what failed in the last `make test` once more, one at a time, and what that did not come to

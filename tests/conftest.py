@@ -72,26 +72,39 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return "mark.serial" not in collection_path.read_text(encoding="utf-8") or None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Have the folders begin whose files take minutes, so that no core is idle at the end.
+# Of these files single tests are handed out, since most of them wait and share nothing that takes
+# long to make; of all others whole files.
+_ONE_BY_ONE = ("tests/faults/", "tests/unit/worker/service/test_transport.py")
 
-    Those of `faults` wait most of the time, those of `integration` compute: each are spread evenly
-    among the others, or all processes would wait first, and then all compute.
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the tests that take longest, so that no core is idle at the end.
+
+    Tests of `faults` mostly wait, those of `integration` compute as well: both are spread evenly,
+    or all processes would wait first and then all compute. The other slow ones come next.
     """
     places: dict[Path, float] = {}
     for folder in ("faults", "integration"):
         files = list(dict.fromkeys(item.path for item in items if item.path.parent.name == folder))
         places |= {file: number / len(files) for number, file in enumerate(files)}
-    items.sort(key=lambda item: places.get(item.path, 1.0))
+    for item in items:
+        if item.get_closest_marker("slow") or item.nodeid.startswith(_ONE_BY_ONE):
+            places.setdefault(item.path, 1.0)
+    items.sort(key=lambda item: places.get(item.path, 2.0))
 
 
 class _ByFolder(LoadFileScheduling):  # type: ignore[misc]  # it has no types
-    """Gives a process files of the folder whose broker it has, as long as there are any.
+    """Hands out files, or single tests, of the folder for which a process has a broker already.
 
-    Otherwise each process would come to start each kind of broker: those of `faults`, which may be
-    killed, and those of `integration`. Every third process begins with the latter: together they
-    take half as long.
+    Otherwise every process would start both kinds of broker: for `faults`, whose tests may kill it,
+    and for `integration`. Every third process begins with `integration`, which takes half as long.
     """
+
+    def _split_scope(self, nodeid: str) -> str:
+        """Return the name of what a test is handed out with."""
+        is_alone = self.config.option.markexpr != "serial" and nodeid.startswith(_ONE_BY_ONE)
+        file: str = super()._split_scope(nodeid)
+        return nodeid if is_alone else file
 
     def _assign_work_unit(self, node: WorkerController) -> None:
         """Put what suits a process best in front."""
@@ -100,7 +113,7 @@ class _ByFolder(LoadFileScheduling):  # type: ignore[misc]  # it has no types
             own, other = other, own
         # The first of those that are alike: false comes before true.
         best = min(
-            self.workqueue, key=lambda file: (not file.startswith(own), file.startswith(other))
+            self.workqueue, key=lambda name: (not name.startswith(own), name.startswith(other))
         )
         self.workqueue.move_to_end(best, last=False)
         super()._assign_work_unit(node)
@@ -108,7 +121,7 @@ class _ByFolder(LoadFileScheduling):  # type: ignore[misc]  # it has no types
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _ByFolder | None:
-    """Share whole files out by folder, unless single tests are to be handed on."""
+    """Hand out tests by folder, unless another distribution is asked for."""
     return _ByFolder(config, log) if config.option.dist == "loadfile" else None
 
 
