@@ -125,8 +125,6 @@ async def run_process(
 
 async def run_programs(
     commands: Mapping[str, tuple[Sequence[str], Mapping[str, object]]],
-    *,
-    run_one: Callable[..., Awaitable[CompletedProcess[bytes]]] = run_program,
 ) -> dict[str, CompletedProcess[bytes]]:
     """Run several commands with their settings, as many at once as do not get in each other's way.
 
@@ -136,7 +134,7 @@ async def run_programs(
 
     async def run(args: Sequence[str], settings: Mapping[str, object]) -> CompletedProcess[bytes]:
         async with places:
-            return await run_one(*args, settings=settings)
+            return await run_program(*args, settings=settings)
 
     results = await asyncio.gather(*(run(*command) for command in commands.values()))
     return dict(zip(commands, results, strict=True))

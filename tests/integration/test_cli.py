@@ -140,9 +140,7 @@ async def test_the_version_is_shown() -> None:
 @pytest.fixture(scope="module")
 async def explanations() -> dict[str, CompletedProcess[bytes]]:
     """Ask every command for help."""
-    return await run_programs(
-        {name: ([*name.split(), "--help"], {}) for name in _commands()}, run_one=run_process
-    )
+    return await run_programs({name: ([*name.split(), "--help"], {}) for name in _commands()})
 
 
 @pytest.mark.parametrize("command", _commands())
