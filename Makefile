@@ -38,7 +38,7 @@ export PATH := $(CURDIR)/$(RABBITMQ_4)/bin:$(PATH)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help env compiled broker rabbitmq-4 prometheus amqp-tools browser demo collect test test-failed test-fast test-compiled test-rabbitmq-4 \
+.PHONY: help env compiled broker rabbitmq-4 prometheus amqp-tools browser demo collect test test-failed test-thorough test-fast test-compiled test-rabbitmq-4 \
     examples upgrade-check soak simulate forgeries mutants pictures nginx redpanda-connect go-contestants perf-test otel-collector \
     bench bench-guard bench-profile chart chart-cluster chart-files provider-pages reference-pages docs image release-image \
     lint-image image-proof check pre-commit format clean
@@ -136,12 +136,15 @@ IN_PARALLEL = -n $(PROCESSES) $(BY_FILE)
 APART := -n 2 $(BY_FILE) -m serial
 # $(call run_tests,FOLDER OF PYTEST,PATHS) runs what measures afterwards; 5 means that there is none.
 define run_tests
-$(1)/pytest $(IN_PARALLEL) -m 'not serial' $(2) || [ $$? -eq 5 ]
+$(1)/pytest $(IN_PARALLEL) -m 'not serial and not thorough' $(2) || [ $$? -eq 5 ]
 $(1)/pytest $(APART) $(2) || [ $$? -eq 5 ]
 endef
 
 test: $(DEV_STAMP) broker prometheus amqp-tools browser  ## run all tests, those with a real RabbitMQ and Prometheus too (TESTS=tests/unit/worker PROCESSES=8)
 	$(call run_tests,$(BIN),$(TESTS))
+
+test-thorough: $(DEV_STAMP) prometheus  ## run the tests that test other tests, in a minute
+	$(BIN)/pytest -n 2 -m thorough tests/chart
 
 test-failed: $(DEV_STAMP) broker prometheus amqp-tools browser  ## run what failed in the last `make test` once more, one at a time, and what that did not come to
 	@echo 'These failed beside others. Each has to pass alone, and is a bug of the test or of ours all the same:'
@@ -149,9 +152,11 @@ test-failed: $(DEV_STAMP) broker prometheus amqp-tools browser  ## run what fail
 	$(BIN)/pytest --last-failed --last-failed-no-failures none
 	$(BIN)/pytest $(APART)
 
-# Everything whose result depends on the broker's release: the faults, and the integration tests of
-# the roles, their queues and the operators' commands.
-ON_EACH_RABBITMQ := tests/faults $(patsubst %,tests/integration/test_%.py,broker_metrics \
+# Everything whose result depends on the broker's release: the faults, but for those of the SMS API,
+# of HTTP and of logs, and the integration tests of the roles, their queues and the operators' commands.
+ON_EACH_RABBITMQ := $(filter-out $(patsubst %,tests/faults/test_%.py,api_outages api_refusals \
+    concurrency one_pace rate_limits unread_log webhook_attack),$(wildcard tests/faults/test_*.py)) \
+    $(patsubst %,tests/integration/test_%.py,broker_metrics \
     check_online connecting counting dlq draining letters_are_kept lifecycle \
     operator_permissions pausing peers queue_sizes receipts status \
     topology_cli upgrading webhook wire worker)

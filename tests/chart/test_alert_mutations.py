@@ -108,6 +108,7 @@ def unnoticed(alert: str, folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("alert", ALERTS)
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_no_part_of_an_alert_is_without_a_test(alert: str, tmp_path: Path) -> None:
     """Whatever is changed in an alert, some test sees it fire wrongly, or not at all."""
     found = {(alert, what) for what in unnoticed(alert, tmp_path)}
