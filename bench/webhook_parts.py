@@ -1,15 +1,18 @@
 """What each part of the way of one webhook does in our receiver, for callgrind to count.
 
-    valgrind --tool=callgrind --dump-before=getpriority python -m bench.webhook_parts
+    valgrind --tool=callgrind --dump-before=getpriority python -m bench.webhook_parts [PRESET]
 
+With the name of a preset the webhooks are a person's message as its service sends it.
 As `message_parts` does of a message: each part is done `MESSAGES` times by the receiver's own
 objects; broker, network and output are stand-ins that do nothing.
 """
 
 import asyncio
-import hashlib
-import hmac
+import json
+import sys
+import time
 from typing import Any, Final, cast
+from urllib.parse import urlencode
 
 import uvloop
 
@@ -20,6 +23,7 @@ from bridge.amqp import frames
 from bridge.amqp.client import Channel
 from bridge.amqp.publisher import Publisher
 from bridge.amqp.wire import Demultiplexer, PublishingChannel, Wire
+from bridge.config.presets import Preset, documented_webhooks
 from bridge.config.webhook import WebhookSettings
 from bridge.http.connection import ServerConnection
 from bridge.http.messages import Request, Response, render
@@ -33,14 +37,33 @@ from bridge.webhook.endpoint import Endpoint
 from bridge.webhook.metrics import WebhookMetrics
 from bridge.webhook.receiver import Receiver, webhook_limits
 from bridge.webhook.recorder import Webhook
+from bridge.webhook.signatures.verify import sign
 
 _CHANNEL: Final = 1
+_FORM: Final = "application/x-www-form-urlencoded"
+_JSON: Final = "application/json"
 _DATE: Final = b"date: Sun, 22 Nov 2026 21:00:00 GMT\r\n"
-REQUEST: Final = (
-    b"POST /webhooks HTTP/1.1\r\nHost: 127.0.0.1:8080\r\nUser-Agent: h2load nghttp2/1.52.0\r\n"
-    b"Content-Length: %d\r\nContent-Type: application/json\r\nX-Service-Signature: %s\r\n\r\n%s"
-    % (len(BODY), hmac.new(SECRET.encode(), BODY, hashlib.sha256).hexdigest().encode(), BODY)
-)
+
+
+def write_request(preset: Preset, endpoint: Endpoint) -> bytes:
+    """Write the request of a webhook as its service sends it."""
+    body, content_type = BODY, _JSON
+    if preset != "generic":
+        example = documented_webhooks(preset)[0]
+        content_type = example.get("content_type", _JSON)
+        document = example["body"]
+        is_form = content_type == _FORM
+        body = (urlencode(document) if is_form else json.dumps(document)).encode()
+    key = endpoint.keys[0]
+    signed = sign(
+        endpoint.scheme, key, body, now=time.time(), event_id="1", content_type=content_type
+    )
+    headers = "".join(f"{name}: {value}\r\n" for name, value in signed.headers)
+    head = (
+        "POST /webhooks HTTP/1.1\r\nHost: 127.0.0.1:8080\r\nUser-Agent: h2load nghttp2/1.52.0\r\n"
+        f"Content-Length: {len(body)}\r\nContent-Type: {content_type}\r\n{headers}\r\n"
+    )
+    return head.encode() + body
 
 
 class _Peer(asyncio.Transport):
@@ -71,11 +94,16 @@ class _Channel:
 class Bench:
     """A receiver whose parts are called one by one."""
 
-    def __init__(self) -> None:
+    def __init__(self, preset: Preset) -> None:
         configure_logging("info", "json", stream=Output())
-        settings = WebhookSettings.model_validate({"secrets": [SECRET]})
+        url = "https://sms.example.com/webhooks"
+        secret = SECRET.ljust(32, "-")
+        settings = WebhookSettings.model_validate(
+            {"secrets": [secret], "preset": preset, "public_url": url}
+        )
         registry = new_registry()
-        metrics = WebhookMetrics(registry, paths=[settings.path], event_types=["message.received"])
+        types = settings.known_types_of_all
+        metrics = WebhookMetrics(registry, paths=[settings.path], event_types=types)
         publisher = Publisher(_bridge_metrics(settings.exchange), timeout_seconds=3)
         wire = Wire()
         wire._transport = cast("Any", _Peer())
@@ -85,6 +113,7 @@ class Bench:
             asyncio.StreamReader(), {_CHANNEL: self._confirms}, lambda: 0.0
         )
         self.endpoint = Endpoint(settings.all_endpoints[0])
+        self._request = write_request(preset, self.endpoint)
         self.receiver = Receiver(
             settings,
             endpoints=[self.endpoint],
@@ -106,12 +135,12 @@ class Bench:
             peers.append(_Peer())
             connection.connection_made(peers[-1])
             connections.append(connection)
-        size, written = len(REQUEST), 0
+        size, written = len(self._request), 0
         for times in (1, MESSAGES // AT_ONCE):
             self.counted.end(None)
             for _ in range(times):
                 for connection in connections:
-                    connection.get_buffer(-1)[:size] = REQUEST
+                    connection.get_buffer(-1)[:size] = self._request
                     connection.buffer_updated(size)
                 # What was published leaves, and then its confirms come.
                 await asyncio.sleep(0)
@@ -133,7 +162,7 @@ class Bench:
         requests: list[Request] = []
         counted.end(None)
         for _ in range(MESSAGES):
-            parser.feed(memoryview(REQUEST))
+            parser.feed(memoryview(self._request))
             requests.append(parser.requests.popleft())
         counted.end("the request is parsed, and judged by its header")
         webhooks = [receiver.recorder.begin(one, self.endpoint) for one in requests]
@@ -176,7 +205,7 @@ def _bridge_metrics(exchange: str) -> BridgeMetrics:
 
 async def main() -> None:
     """Do all of it, then each part."""
-    bench = Bench()
+    bench = Bench(cast("Preset", sys.argv[1] if len(sys.argv) > 1 else "generic"))
     await bench.all_of_it()
     await bench.one_by_one()
     bench.counted.tell()

@@ -15,6 +15,7 @@ from bridge.admin.message_models import (
     EventBody,
     EventHeaders,
     InboundEvent,
+    NormalizedEvent,
     OutcomeBody,
     RequestHeaders,
 )
@@ -43,11 +44,39 @@ def request_schema(settings: WorkerSettings) -> dict[str, Any]:
 
 def event_schema(settings: Settings) -> dict[str, Any]:
     """Make the JSON Schema of an inbound event's message: body, headers, properties, key."""
-    schema = _schema(InboundEvent)
-    endpoints = settings.webhook.all_endpoints
-    keys = [routing_key_of(kind, one) for one in endpoints for kind in one.known_types]
+    schema, webhook = _schema(InboundEvent), settings.webhook
+    keys = [
+        routing_key_of(kind, one) for one in webhook.all_endpoints for kind in webhook.types_of(one)
+    ]
     schema["properties"]["routing_key"]["examples"] = [*dict.fromkeys([*keys, OTHER, UNPARSED])]
+    # Defined even if no endpoint publishes it, so that subscribers can be written against it.
+    normalized = _without_null(_schema(NormalizedEvent))
+    schema["$defs"] |= normalized.pop("$defs") | {"NormalizedEvent": normalized}
+    bodies = [] if not _publishes(settings, raw=False) else [{"$ref": "#/$defs/NormalizedEvent"}]
+    if _publishes(settings, raw=True):
+        bodies += [{"$ref": "#/$defs/EventBody"}, {}]
+    schema["properties"]["body"] = {"anyOf": bodies}
     return {"$schema": JSON_SCHEMA, **schema}
+
+
+def _publishes(settings: Settings, *, raw: bool) -> bool:
+    """Whether an endpoint publishes raw, or normalized events."""
+    webhook = settings.webhook
+    return any(webhook.is_raw(one) == raw for one in webhook.all_endpoints)
+
+
+def _without_null(schema: Any) -> Any:  # noqa: ANN401  JSON
+    """Change a schema of optional members so that they are left out, and never null."""
+    if isinstance(schema, list):
+        return [_without_null(item) for item in schema if item != {"type": "null"}]
+    if not isinstance(schema, dict):
+        return schema
+    found = {name: _without_null(item) for name, item in schema.items()}
+    if "default" in found and found["default"] is None:
+        del found["default"]
+    if len(found.get("anyOf", ())) == 1:
+        found |= found.pop("anyOf")[0]
+    return found
 
 
 def asyncapi(settings: Settings) -> dict[str, Any]:
@@ -177,8 +206,9 @@ def _message_references(*names: str) -> dict[str, Any]:
 
 
 def _takes_forms(settings: Settings) -> bool:
-    """Whether an endpoint belongs to a service that sends forms."""
-    presets = {endpoint.preset for endpoint in settings.webhook.all_endpoints}
+    """Whether an endpoint publishes the forms of a service as they are."""
+    webhook = settings.webhook
+    presets = {one.preset for one in webhook.all_endpoints if webhook.is_raw(one)}
     return any(
         one.get("content_type") == FORM for name in presets for one in documented_webhooks(name)
     )
@@ -214,6 +244,15 @@ def _operations(channels: dict[str, Any]) -> dict[str, Any]:
     return operations
 
 
+def _event_bodies(settings: Settings) -> list[Any]:
+    bodies = []
+    if _publishes(settings, raw=False):
+        bodies.append(_inlined(_without_null(_schema(NormalizedEvent))))
+    if _publishes(settings, raw=True):
+        bodies += [_schema(EventBody), True]
+    return bodies
+
+
 def _messages(settings: Settings) -> dict[str, Any]:
     request = _inlined(request_schema(settings.worker))
     event_headers = _inlined(_schema(EventHeaders))
@@ -240,7 +279,7 @@ def _messages(settings: Settings) -> dict[str, Any]:
             "title": "Inbound event",
             "contentType": "application/json",
             "headers": event_headers,
-            "payload": _inlined({"anyOf": [_schema(EventBody), True]}),
+            "payload": _inlined({"anyOf": _event_bodies(settings)}),
         },
         "outcome": {
             "title": "Outcome",

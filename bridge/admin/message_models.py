@@ -3,10 +3,11 @@
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, RootModel, StringConstraints
 
 from bridge.config import OnUncertain
 from bridge.config.fields import ErrorCode
+from bridge.config.presets import Preset
 from bridge.outcome_event import ReceiptOutcome
 from bridge.webhook.receipts import DeliveryState
 from bridge.worker.fates import DeadReason, FinalOutcome
@@ -128,10 +129,109 @@ class EventProperties(_Described):
 
 
 class EventBody(_Described):
-    """The webhook's body, byte for byte; under `unparsed` it may be anything."""
+    """The webhook's body, byte for byte (`webhook.body: raw`); under `unparsed` it is anything."""
 
     type: str
     data: dict[str, Any] | None = None
+
+
+class _Closed(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Media(_Closed):
+    """A file of a message."""
+
+    url: str
+    content_type: str | None = None
+
+
+class ReceivedData(_Closed):
+    """A message of a person. It has a text, media, or both."""
+
+    sender: str = Field(alias="from", description="+ and digits, a short code or a name")
+    to: str | None = None
+    text: str | None = None
+    provider_id: VisibleId | None = Field(None, description="the service's id of the message")
+    media: Annotated[list[Media], Field(min_length=1)] | None = None
+
+
+class ReceiptData(_Closed):
+    """The delivery state of a message."""
+
+    message_id: VisibleId | None = Field(
+        None, description="the idempotency key of the message, where the service echoes it"
+    )
+    provider_id: VisibleId | None = Field(None, description="the service's id of the message")
+    to: str | None = None
+    status: str = Field(description="the service's own word")
+    code: ErrorCode | None = Field(None, description="the service's error code")
+    meaning: str | None = Field(None, description="the meaning of the code, in our words")
+
+
+class OptOutData(_Closed):
+    """Who wants no more messages, or wants them again."""
+
+    sender: str = Field(alias="from", description="+ and digits, a short code or a name")
+    to: str | None = None
+    keyword: str = Field(description="as the service classes it, such as STOP")
+    provider_id: VisibleId | None = Field(None, description="the service's id of the message")
+
+
+class RawWebhook(_Closed):
+    """The webhook, or the item of it, from which the event was read, byte for byte."""
+
+    body: str
+    content_type: str | None = None
+    encoding: Literal["utf-8", "base64"]
+    content_encoding: str | None = Field(None, description="such as gzip; body is still compressed")
+
+
+class Bundle(_Closed):
+    """The place of the item among those of the webhook."""
+
+    index: Annotated[int, Field(ge=0)]
+    count: Annotated[int, Field(ge=2)]
+
+
+class _Normalized(_Closed):
+    id: VisibleId | None = Field(None, description="the same for a repeat of the event")
+    provider: Preset
+    received_at: datetime
+    raw: RawWebhook
+    bundle: Bundle | None = None
+
+
+class ReceivedEvent(_Normalized):
+    """A person has written."""
+
+    type: Literal["message.received"]
+    data: ReceivedData
+
+
+class ReceiptEvent(_Normalized):
+    """The service reports on a message."""
+
+    type: Literal["receipt.delivered", "receipt.failed", "receipt.pending"]
+    data: ReceiptData
+
+
+class OptOutEvent(_Normalized):
+    """The service has taken a message as an opt-out or an opt-in."""
+
+    type: Literal["opt_out", "opt_in"]
+    data: OptOutData
+
+
+class OtherEvent(_Normalized):
+    """Any other event of the service, under its own type, or `unparsed`."""
+
+    type: str
+    data: Annotated[dict[str, Any], Field(max_length=0)]
+
+
+class NormalizedEvent(RootModel[ReceivedEvent | ReceiptEvent | OptOutEvent | OtherEvent]):
+    """An event in the form that is the same for every service."""
 
 
 class InboundEvent(BaseModel):

@@ -326,7 +326,11 @@ class WebhookSettings(EndpointSettings):
     def types_of(self, endpoint: EndpointSettings) -> tuple[str, ...]:
         """Return the types of an endpoint's events that metrics and logs may name."""
         own = endpoint.known_types
-        return own if self.is_raw(endpoint) else (*NORMALIZED_TYPES, *own)
+        if self.is_raw(endpoint):
+            return own
+        read = {*endpoint.message.type_values, *endpoint.receipts.type_values, endpoint.event_type}
+        others = (kind.replace(":", ".") for kind in own if kind not in read)
+        return tuple(dict.fromkeys((*NORMALIZED_TYPES, *others)))
 
     def is_raw(self, endpoint: EndpointSettings) -> bool:
         """Whether an endpoint's events are the service's own bodies, instead of normalized ones."""

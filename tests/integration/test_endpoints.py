@@ -105,6 +105,7 @@ async def services(
         "webhook.exchange": exchange,
         "webhook.queue": exchange,
         "webhook.secrets": [canaries.secret],
+        "webhook.body": "raw",
         "webhook.endpoints": [
             {"path": "/webhooks/again", "secret_files": [str(folder / "secret")]},
             {"path": "/webhooks/telnyx", "preset": "telnyx", "secrets": [_public(telnyx_key)]},

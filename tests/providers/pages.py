@@ -149,6 +149,42 @@ def repeats_part() -> str:
     )
 
 
+# What the fields of webhooks were taken from, and the client that signs or reads them in a test.
+_HELD_AGAINST: Final[dict[Preset, str]] = {
+    "twilio": "its pages; signed by `twilio`",
+    "vonage": "its pages and its Java client; signed by `vonage-jwt`",
+    "vonage-sms": "its API's definition",
+    "telnyx": "its pages; read by `telnyx`",
+    "messagebird": "two other programs that take them; signed by `messagebird`",
+    "sinch": "its pages; signed and read by `sinch`",
+    "plivo": "its pages; signed by `plivo`",
+    "infobip": "its pages; read by `infobip-api-python-client`",
+    "android-sms-gateway": "its pages",
+    "httpsms": "the server's source",
+}
+
+
+def events_part() -> str:
+    """Make the table of what the webhooks of each service say."""
+    return table(
+        ("Service", "Message", "Receipt", "Opt-out", "Our id back", "Media", "Held against"),
+        (_events_row(preset) for preset in SERVICES),
+    )
+
+
+def _events_row(preset: Preset) -> tuple[str, ...]:
+    endpoint = EndpointSettings.model_validate({"path": "/webhooks", "preset": preset})
+    has = (
+        endpoint.message.from_pointers,
+        endpoint.receipts.status_pointers,
+        endpoint.opt_out.keyword_pointers,
+        endpoint.receipts.message_id_pointers,
+        endpoint.message.media,
+    )
+    name = f"[{title_of(preset)}]({page_of(preset).name})"
+    return (name, *("yes" if one else "-" for one in has), _HELD_AGAINST[preset])
+
+
 def _repeats_row(preset: Preset) -> tuple[str, ...]:
     endpoint = EndpointSettings.model_validate({"path": "/webhooks", "preset": preset})
     seconds = endpoint.response_timeout_seconds
@@ -222,6 +258,7 @@ def pages(folder: Path) -> dict[Path, str]:
         made[page_of(preset)] = with_part(text, "webhooks", webhooks_part(preset))
     index = INDEX.read_text(encoding="utf-8")
     index = with_part(index, "services", index_part(folder))
+    index = with_part(index, "events", events_part())
     return made | {INDEX: with_part(index, "repeats", repeats_part())}
 
 

@@ -2,6 +2,7 @@
 
 import json
 from typing import Any
+from urllib.parse import urlencode
 
 import jsonschema
 import pytest
@@ -14,8 +15,10 @@ from bridge.admin.asyncapi import (
 )
 from bridge.admin.message_models import RequestHeaders
 from bridge.config import Settings
-from bridge.config.presets import PRESETS
+from bridge.config.presets import PRESETS, Preset, documented_webhooks
 from bridge.errors import InvalidMessageError
+from bridge.webhook.normalize import normalize
+from bridge.webhook.signatures.verify import Verified
 from bridge.worker import envelope
 from bridge.worker.request import parse_request
 
@@ -158,7 +161,7 @@ def test_events_have_the_content_types_of_the_services(
     presets: list[str], content_types: set[str]
 ) -> None:
     endpoints = [{"path": f"/{preset}", "preset": preset} for preset in presets]
-    document = _document(webhook={"endpoints": endpoints})
+    document = _document(webhook={"endpoints": endpoints, "body": "raw"})
     messages = [
         _follow(document, reference["$ref"])
         for channel in ("inboundEvents", "inboundQueue")
@@ -172,3 +175,21 @@ def test_every_header_that_may_be_set_is_described() -> None:
     described = {field.alias for field in RequestHeaders.model_fields.values() if field.alias}
 
     assert described == {*envelope._SETTINGS}
+
+
+@pytest.mark.parametrize("preset", [preset for preset in PRESETS if preset != "generic"])
+def test_documented_webhooks_have_the_form_of_the_schema(preset: Preset) -> None:
+    settings = Settings.model_validate({"webhook": {"preset": preset}})
+    endpoint = settings.webhook.all_endpoints[0]
+    schema = event_schema(settings)
+    form = {"$defs": schema["$defs"], **schema["properties"]["body"]}
+    payload = asyncapi(settings)["components"]["messages"]["inboundEvent"]["payload"]
+    for webhook in documented_webhooks(preset):
+        content_type = webhook.get("content_type", "application/json")
+        is_form = content_type != "application/json"
+        body = (urlencode if is_form else json.dumps)(webhook["body"]).encode()
+        for event in normalize(body, content_type, Verified(0, None, None), endpoint, now=0):
+            for one in (form, payload):
+                jsonschema.validate(json.loads(event.body), one)
+                with pytest.raises(jsonschema.ValidationError):
+                    jsonschema.validate({**json.loads(event.body), "id": None}, one)

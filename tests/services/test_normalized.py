@@ -1,0 +1,133 @@
+"""Documented webhooks, signed and read by the services' own clients: our events say the same."""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+from urllib.parse import urlencode
+
+import pytest
+from infobip_api_client.models.sms_delivery_result import SmsDeliveryResult
+from infobip_api_client.models.sms_inbound_message_result import SmsInboundMessageResult
+from sinch.domains.sms.sinch_events.v1.sms_sinch_event import SmsSinchEvent
+from telnyx.types import InboundMessagePayload, OutboundMessagePayload
+
+from bridge.config import EndpointSettings
+from bridge.config.presets import Preset, documented_webhooks
+from bridge.webhook.normalize import normalize
+from bridge.webhook.signatures.schemes import decode_secret
+from bridge.webhook.signatures.verify import Verified, verify
+from tests.services.test_signatures import FORM, SERVICES, scheme_of
+
+JSON = "application/json"
+Event = dict[str, Any]
+
+
+def body_of(example: Mapping[str, Any]) -> bytes:
+    is_form = example.get("content_type") == FORM
+    return (urlencode(example["body"]) if is_form else json.dumps(example["body"])).encode()
+
+
+def events_of(preset: str, body: bytes, content_type: str, verified: Verified) -> list[Event]:
+    endpoint = EndpointSettings.model_validate({"path": "/webhooks", "preset": preset})
+    events = normalize(body, content_type, verified, endpoint, now=time.time())
+    return [json.loads(event.body) for event in events]
+
+
+@pytest.mark.parametrize(
+    ("name", "example"),
+    [
+        pytest.param(name, example, id=f"{name}: {example['means']}")
+        for name in SERVICES
+        for example in documented_webhooks(cast("Preset", name))
+    ],
+)
+def test_a_webhook_that_the_client_takes_becomes_the_documented_events(
+    name: str, example: Mapping[str, Any]
+) -> None:
+    service, scheme = SERVICES[name], scheme_of(name)
+    webhook = service.sign(body_of(example))
+    content_type = example.get("content_type", JSON)
+    headers = {**webhook.headers, "Content-Type": content_type}
+    raw = [(key.lower().encode(), value.encode()) for key, value in headers.items()]
+    secret = decode_secret(scheme, service.secret)
+    verified = verify(scheme, [secret], raw, webhook.body, now=time.time())
+
+    assert service.takes(webhook)
+    assert [
+        {name: event[name] for name in ("type", "id", "data")}
+        for event in events_of(name, webhook.body, content_type, verified)
+    ] == example["normalized"]
+
+
+# --- What the clients read ------------------------------------------------------------------------
+
+
+def read_sinch(body: Mapping[str, Any]) -> Event:
+    read: Any = SmsSinchEvent().parse_event(json.dumps(body))
+    if read.type == "mo_text":
+        return {"from": f"+{read.from_}", "to": f"+{read.to}", "text": read.body}
+    if read.type == "mo_media":
+        media = [{"url": one.url, "content_type": one.content_type} for one in read.body.media]
+        numbers = {"from": f"+{read.from_}", "to": f"+{read.to}"}
+        return numbers | {"text": read.body.message, "media": media}
+    said = read.statuses[0].status if read.type == "delivery_report_sms" else read.status
+    return {"provider_id": read.batch_id, "message_id": read.client_reference, "status": said}
+
+
+def read_telnyx(body: Mapping[str, Any]) -> Event:
+    payload = body["data"]["payload"]
+    if payload["direction"] == "inbound":
+        inbound: Any = InboundMessagePayload.model_validate(payload)
+        numbers = {"from": inbound.from_.phone_number, "to": inbound.to[0].phone_number}
+        media = [{"url": one.url, "content_type": one.content_type} for one in inbound.media or ()]
+        own = {"text": inbound.text, "provider_id": inbound.id}
+        return numbers | own | ({"media": media} if media else {})
+    outbound: Any = OutboundMessagePayload.model_validate(payload)
+    recipient = outbound.to[0]
+    return {
+        "provider_id": outbound.id,
+        "to": recipient.phone_number,
+        "status": recipient.status,
+    }
+
+
+def read_infobip(body: Mapping[str, Any]) -> Event:
+    if "status" in body["results"][0]:
+        report: Any = SmsDeliveryResult.from_dict(dict(body))
+        (one,) = report.results
+        return {
+            "provider_id": one.message_id,
+            "to": f"+{one.to}",
+            "status": one.status.group_name.value,
+        }
+    inbound: Any = SmsInboundMessageResult.from_dict(dict(body))
+    (message,) = inbound.results
+    return {
+        "from": f"+{message.var_from}",
+        "to": f"+{message.to}",
+        "text": message.text,
+        "provider_id": message.message_id,
+    }
+
+
+CLIENTS: dict[Preset, Callable[[Mapping[str, Any]], Event]] = {
+    "sinch": read_sinch,
+    "telnyx": read_telnyx,
+    "infobip": read_infobip,
+}
+
+
+@pytest.mark.parametrize(
+    ("preset", "example"),
+    [
+        pytest.param(preset, example, id=f"{preset}: {example['means']}")
+        for preset in CLIENTS
+        for example in documented_webhooks(preset)
+    ],
+)
+def test_the_client_reads_the_same(preset: Preset, example: Mapping[str, Any]) -> None:
+    read = CLIENTS[preset](example["body"])
+    event = events_of(preset, body_of(example), JSON, Verified(0, None, None))[0]
+
+    assert read.items() <= event["data"].items()
