@@ -245,7 +245,7 @@ def _operations(channels: dict[str, Any]) -> dict[str, Any]:
 
 
 def _event_bodies(settings: Settings) -> list[Any]:
-    bodies = []
+    bodies: list[Any] = []
     if _publishes(settings, raw=False):
         bodies.append(_inlined(_without_null(_schema(NormalizedEvent))))
     if _publishes(settings, raw=True):
