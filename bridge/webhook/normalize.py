@@ -37,7 +37,7 @@ MAX_MEDIA: Final = 100
 # An international number without its +. Short codes have fewer digits.
 _DIGITS: Final = re.compile("[1-9][0-9]{7,14}")
 _ID: Final = re.compile("[!-~]{1,255}")
-_HALF_CHARACTER: Final = re.compile("[\ud800-\udfff]")
+_HALF_CHARACTER: Final = re.compile(r"[\ud800-\udfff]")
 # Numbers stay text, because Python refuses to convert integers of more than 4,300 digits.
 _DECODER: Final = json.JSONDecoder(parse_int=str, parse_float=str)
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
