@@ -39,19 +39,18 @@ from bridge.worker.delivery import Delivery
 from bridge.worker.dispatcher import Dispatcher
 from bridge.worker.envelope import read_envelope
 from bridge.worker.fates import Answer
-from bridge.worker.limits.capacity import Capacity
 from bridge.worker.metrics import WorkerMetrics
-from bridge.worker.outcomes import Policy, Sent
+from bridge.worker.outcomes import Sent
+from bridge.worker.pipeline import post_when_allowed
 from bridge.worker.request import SendRequest
 from bridge.worker.sent_messages import Accepted
 from bridge.worker.service import transport as posting
-from bridge.worker.service.account import Account
 from bridge.worker.service.sender import Sender, open_transport
 from bridge.worker.service.shape import shape_from
 from bridge.worker.service.transport import ApiConnection
 from bridge.worker.session import Session
 from bridge.worker.worker import Worker
-from tests.breakers import make_breaker
+from tests.breakers import Parts
 
 MESSAGES: Final = 200
 # As many deliveries as the broker's answers to some acks bring at once.
@@ -154,19 +153,14 @@ class Bench:
         api = SmsApiSettings.model_validate({"base_url": "http://127.0.0.1:1", "key": KEY})
         settings = Settings(sms_api=api)
         metrics = WorkerMetrics(new_registry(), queue=OUTBOUND, retry_queues=[], dead="dead")
-        self.breaker = make_breaker(Policy.of(settings.worker), metrics)
+        parts = Parts(settings.worker, metrics)
         self.shape = shape_from(api)
         mock.patch.object(posting, "create_connection", _connect).start()
         self.transport = open_transport(api, max_connections=AT_ONCE)
         self.worker = Worker(
             settings,
-            account=Account(
-                settings.worker,
-                sender=Sender(self.shape, transport=self.transport, metrics=metrics),
-                breaker=self.breaker,
-                capacity=Capacity(settings.worker, changed=self.breaker.changed),
-                metrics=metrics,
-            ),
+            account=parts.account(Sender(self.shape, transport=self.transport, metrics=metrics)),
+            pauses=parts.pauses,
             spans=None,
             publisher=cast("Publisher", None),
             upkeep=cast("Upkeep", _Upkeep()),
@@ -262,7 +256,8 @@ class Bench:
         self.end("it is counted, and has its task")
 
     async def _dispatch(self, deliveries: list[Delivery]) -> Sent:
-        reader, account = self.worker._pipeline._reader, self.worker._account
+        pipeline, account = self.worker._pipeline, self.worker._account
+        reader = pipeline._reader
         self.end(None)
         requests = []
         for delivery in deliveries:
@@ -282,7 +277,7 @@ class Bench:
         account._sender = cast("Sender", _Service(answers[0]))
         self.end(None)
         for request, delivery in pairs:
-            await account.send(delivery, request)
+            await post_when_allowed(account, pipeline._pauses, delivery, request)
             delivery.free_slot()
         self.end("whether it may go, and what the answer says of the service")
         return Sent(202, answers[0].provider_id)

@@ -38,6 +38,7 @@ from bridge.topology.upkeep import Upkeep
 from bridge.worker.cluster.joint_pause import JointPause, setup_of
 from bridge.worker.cluster.membership import Membership
 from bridge.worker.metrics import WorkerMetrics
+from bridge.worker.pauses import PauseReport, WakeUp, WorkerPauses
 from bridge.worker.service.account import open_account
 from bridge.worker.service.shape import Shape, shape_from
 from bridge.worker.spans import WorkerSpans
@@ -94,8 +95,10 @@ class Wiring:
     def _make_worker(self) -> Worker:
         settings = self._settings
         metrics = _worker_metrics(settings, self.registry)
-        # Set when the wanted prefetch may have changed.
-        changed = asyncio.Event()
+        wake_up = WakeUp(asyncio.Event())
+        pauses = WorkerPauses(
+            PauseReport(metrics), wake_up, put_off_seconds=settings.worker.retry_delays[0]
+        )
         spans = self._make_worker_spans()
         publisher = self._make_publisher(optional_exchange=settings.worker.outcome_exchange)
         is_coordinated = settings.worker.coordination == "on"
@@ -103,13 +106,19 @@ class Wiring:
         shape = shape_from(settings.sms_api)
         joint_pause = self._make_joint_pause(shape, membership)
         account = open_account(
-            settings, shape, cluster=joint_pause, changed=changed, spans=spans, metrics=metrics
+            settings,
+            shape,
+            cluster=joint_pause,
+            pauses=pauses,
+            spans=spans,
+            metrics=metrics,
         )
         worker = Worker(
             settings,
             account=account,
+            pauses=pauses,
             publisher=publisher,
-            upkeep=self._make_upkeep("worker", changed),
+            upkeep=self._make_upkeep("worker", wake_up.consumer),
             joint_pause=joint_pause,
             spans=spans,
             metrics=metrics,
@@ -123,12 +132,14 @@ class Wiring:
         )
         self._link("worker publish", publish)
         self._link("worker consume", worker.serve)
-        self.health.ready["consumer"] = lambda: worker.consumer.is_served or breaker.takes_nothing
+        self.health.ready["consumer"] = lambda: (
+            worker.consumer.is_served or (pauses.reason or account.paused) is not None
+        )
         self.health.facts["worker"] = lambda: {
             "queue": settings.worker.queue,
             "standby": worker.is_standby,
-            "paused": breaker.paused or ("broker_blocked" if breaker.is_broker_blocked else None),
-            "pauses": breaker.report.facts(),
+            "paused": pauses.reason or account.paused,
+            "pauses": pauses.report.facts(),
             "outage_suspected": breaker.is_outage_suspected,
             "paused_by_operator": _shown(worker.operator_pause.note),
             "retry_after_seconds": round(breaker.retry_after_seconds, 1),

@@ -1,20 +1,21 @@
-"""Circuit breakers for tests that need no service."""
+"""Circuit breakers and accounts for tests that need no service."""
 
 import asyncio
 import random
 import time
 from collections.abc import Callable
+from typing import cast
 
-from bridge.config import RateLimitSettings
+from bridge.config import WorkerSettings
 from bridge.worker.fates import PauseReason
+from bridge.worker.limits.capacity import Capacity
 from bridge.worker.limits.rate_limits import RateLimits
 from bridge.worker.metrics import WorkerMetrics
-from bridge.worker.outcomes import Policy
+from bridge.worker.pauses import PauseReport, WakeUp, WorkerPauses
+from bridge.worker.service.account import Account
 from bridge.worker.service.breaker import CircuitBreaker, Cluster, News
 from bridge.worker.service.breaker_states import Breaker
-
-OUTAGE_AFTER_SECONDS = 10.0
-NO_LIMIT = RateLimitSettings()
+from bridge.worker.service.sender import Sender
 
 
 class Alone:
@@ -33,31 +34,53 @@ class Alone:
 ALONE = Alone()
 
 
-def make_breaker(
-    policy: Policy,
-    metrics: WorkerMetrics,
-    *,
-    limit: RateLimitSettings = NO_LIMIT,
-    cluster: Cluster = ALONE,
-    clock: Callable[[], float] = time.monotonic,
-    chance: Callable[[], float] = random.random,
-) -> CircuitBreaker:
-    """Make a closed breaker, with the rate limits that it starts slowly after an outage."""
-    return CircuitBreaker(
-        policy,
-        outage_after_seconds=OUTAGE_AFTER_SECONDS,
-        rates=RateLimits(
-            limit,
-            most_wait_seconds=policy.retry_delays_seconds[0],
-            changed=asyncio.Event(),
+class Parts:
+    """A closed breaker, and what it shares with its account and its worker."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        metrics: WorkerMetrics,
+        *,
+        cluster: Cluster = ALONE,
+        clock: Callable[[], float] = time.monotonic,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._settings = settings
+        self._metrics = metrics
+        self._clock = clock
+        self.changed = asyncio.Event()
+        wake_up, delay = WakeUp(self.changed), settings.retry_delays[0]
+        self.pauses = WorkerPauses(PauseReport(metrics), wake_up, put_off_seconds=delay)
+        self.rates = RateLimits(
+            settings.rate_limit,
+            most_wait_seconds=delay,
+            changed=self.changed,
             metrics=metrics,
             clock=clock,
-        ),
-        cluster=cluster,
-        metrics=metrics,
-        clock=clock,
-        chance=chance,
-    )
+        )
+        self.breaker = CircuitBreaker(
+            settings,
+            rates=self.rates,
+            cluster=cluster,
+            report=self.pauses.report,
+            wake_up=wake_up,
+            clock=clock,
+            chance=chance,
+        )
+        self.capacity = Capacity(settings, changed=self.changed, clock=clock)
+
+    def account(self, sender: object, *, now: Callable[[], float] = time.time) -> Account:
+        """Make an account of these parts; `sender` may be anything that stands in for one."""
+        return Account(
+            self._settings,
+            sender=cast("Sender", sender),
+            breaker=self.breaker,
+            capacity=self.capacity,
+            pauses=self.pauses,
+            metrics=self._metrics,
+            now=now,
+        )
 
 
 def open_breaker(breaker: CircuitBreaker, reason: PauseReason) -> None:

@@ -28,8 +28,10 @@ WaitCause = Literal[
     "due",
     # A free slot.
     "slot",
-    # The end of a `Retry-After` wait, or a broker that does not store copies.
-    "pace",
+    # The end of a `Retry-After` wait.
+    "retry_after",
+    # A broker that does not store copies.
+    "broker",
     # The rate limits.
     "rate",
     # The open breaker: its probe is not due yet, or the breaker may close soon.
@@ -45,7 +47,7 @@ WaitCause = Literal[
 ]
 # Waits during which nothing has been sent or decided.
 _BEFORE_SENDING: Final = frozenset[WaitCause | None](
-    ("peers", "order", "due", "slot", "pace", "rate", "probe", "next_try")
+    ("peers", "order", "due", "slot", "retry_after", "broker", "rate", "probe", "next_try")
 )
 Waits = Callable[[WaitCause], AbstractContextManager[None]]
 

@@ -17,7 +17,7 @@ from bridge.worker.deduplicator import (
 )
 from bridge.worker.delivery import Delivery
 from bridge.worker.sent_messages import Accepted
-from bridge.worker.service.breaker import CircuitBreaker
+from bridge.worker.service.account import Account
 
 
 class Identification:
@@ -34,7 +34,7 @@ class Identification:
         questions: RedeliveryQuestions,
         repeated_copies: RepeatedCopies,
         cluster: ClusterDeduplicator | None,
-        breaker: CircuitBreaker,
+        account: Account,
         identity_of: IdentityOf,
     ) -> None:
         self._is_stopping = False
@@ -43,7 +43,7 @@ class Identification:
         self._questions = questions
         self._repeated_copies = repeated_copies
         self._cluster = cluster
-        self._breaker = breaker
+        self._account = account
 
     def stop(self) -> None:
         """Start a drain: ask other workers nothing more, and wait for messages in flight."""
@@ -123,4 +123,4 @@ class Identification:
         deliveries are prefetched then, a probe may wait for up to a minute, and a repeat of it
         would take the place of a delivery that could close the breaker.
         """
-        return self._is_stopping or self._breaker.paused is None
+        return self._is_stopping or self._account.paused is None

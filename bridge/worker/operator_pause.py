@@ -25,7 +25,7 @@ from bridge.topology.paused_queue import (
     probe,
     read_note,
 )
-from bridge.worker.service.breaker import CircuitBreaker
+from bridge.worker.pauses import WorkerPauses
 
 log = Log(__name__)
 
@@ -43,13 +43,13 @@ MAX_READS: Final = 10
 
 
 class OperatorPause:
-    """Keeps `breaker` stopped while an operator pauses `queue`; `note` is the operator's reason."""
+    """Pauses the worker while an operator pauses `queue`; `note` is the operator's reason."""
 
     def __init__(
-        self, queue: str, breaker: CircuitBreaker, *, clock: Callable[[], float] = time.monotonic
+        self, queue: str, pauses: WorkerPauses, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._queue = queue
-        self._breaker = breaker
+        self._pauses = pauses
         self._clock = clock
         # Connection that saw the mark last; connection that does not see it, and since when.
         self._seen_on: Connection | None = None
@@ -102,10 +102,10 @@ class OperatorPause:
         """
         while True:
             is_hidden = connection is self._hidden_on
-            seldom = is_hidden and self._breaker.is_paused_by_operator
+            seldom = is_hidden and self._pauses.by_operator
             await asyncio.sleep(HIDDEN_LOOK_SECONDS if seldom else LOOK_SECONDS)
             publishing = self._publishing
-            is_to_probe = is_hidden or not self._breaker.is_paused_by_operator
+            is_to_probe = is_hidden or not self._pauses.by_operator
             exists = await self._probe() if is_to_probe else None
             if is_hidden:
                 if exists is not None and publishing is not None:
@@ -129,10 +129,10 @@ class OperatorPause:
         if not is_on:
             if self._is_over(seen_on):
                 self.note, self._reads = None, 0
-                self._breaker.operator_resumed()
+                self._pauses.operator_resumed()
             return
         self._seen_on, self._unseen_on = seen_on, None
-        self._breaker.operator_paused()
+        self._pauses.operator_paused()
         is_readable = reading is not self._hidden_on
         if is_readable and self.note is None and self._reads < MAX_READS:
             self._reads += 1
@@ -149,7 +149,7 @@ class OperatorPause:
 
     def _is_over(self, connection: Connection) -> bool:
         """Whether a missing mark means that the pause is over, or that there was none."""
-        if not self._breaker.is_paused_by_operator or connection is self._seen_on:
+        if not self._pauses.by_operator or connection is self._seen_on:
             return True
         if connection is not self._unseen_on:
             # Another node, or the same node after a restart.

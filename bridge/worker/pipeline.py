@@ -17,7 +17,8 @@ from bridge.worker.delivery import Delivery
 from bridge.worker.envelope import Envelope, read_envelope
 from bridge.worker.identification import Identification
 from bridge.worker.outcomes import Dead, Outcome, Retried, Sent
-from bridge.worker.request import RequestReader
+from bridge.worker.pauses import WorkerPauses
+from bridge.worker.request import RequestReader, SendRequest
 from bridge.worker.sent_messages import Accepted
 from bridge.worker.service.account import Account
 from bridge.worker.settle import Settler, count_attempt
@@ -38,12 +39,13 @@ class Pipeline:
     recipients.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  the objects of the steps
         self,
         settings: WorkerSettings,
         *,
         identification: Identification,
         account: Account,
+        pauses: WorkerPauses,
         settler: Settler,
         announcer: Announcer,
         spans: WorkerSpans | None,
@@ -54,6 +56,7 @@ class Pipeline:
         self._identification = identification
         self._deduplicator = identification.deduplicator
         self._account = account
+        self._pauses = pauses
         self._settler = settler
         self._announcer = announcer
         self._spans = spans
@@ -104,7 +107,8 @@ class Pipeline:
         try:
             delivery.envelope = self._read_envelope(delivery)
             request = self._reader.read(delivery.body)
-            return await self._account.send(delivery, request)
+            account = self._account  # With several accounts, this line would choose one.
+            return await post_when_allowed(account, self._pauses, delivery, request)
         except InvalidMessageError as error:
             return Dead(reason="invalid", detail=str(error))
         except BrokerError:
@@ -203,6 +207,30 @@ class Pipeline:
             delay_seconds=self._settings.retry_delays[0],
             detail="the first message with this id is still in progress",
         )
+
+
+async def post_when_allowed(
+    account: Account, pauses: WorkerPauses, delivery: Delivery, request: SendRequest
+) -> Outcome:
+    """Post a message, again if the account holds it here for another attempt.
+
+    Raises BrokerError if the delivery returns to the queue.
+    """
+    try:
+        while True:
+            outcome: Outcome | None = None
+            if pauses.is_on or delivery.session.is_leaving:
+                outcome = await pauses.wait(delivery)
+            if outcome is None:
+                outcome = await account.wait_until_allowed(delivery, request)
+            if outcome is None:
+                outcome = await account.post(delivery, request)
+            elif delivery.is_stale:
+                raise BrokerError("the channel is gone")
+            if outcome is not None:
+                return outcome
+    finally:
+        account.release(delivery)
 
 
 def _go_on_with(delivery: Delivery, released: Released | None) -> Outcome | None:

@@ -7,13 +7,13 @@ message whose count exceeds the limit.
 
 import asyncio
 import random
-from typing import Final, Protocol, get_args
+from typing import Final, get_args
 
 from bridge.amqp.properties import Properties
 from bridge.amqp.publication import Publication
 from bridge.amqp.publisher import Publisher
 from bridge.config import WorkerSettings
-from bridge.errors import BrokerError, CopyRefusedError, PublishError, PublishFault, Refusal
+from bridge.errors import BrokerError, CopyRefusedError, PublishError, Refusal
 from bridge.telemetry.log_format import Facts, shown_seconds
 from bridge.telemetry.logs import Log
 from bridge.topology.declarations import dead_queue, request_queues, retry_queue
@@ -32,6 +32,7 @@ from bridge.worker.outcomes import (
     attempts_after,
     name_of,
 )
+from bridge.worker.pauses import WorkerPauses
 from bridge.worker.spans import end_delivery
 
 log = Log(__name__)
@@ -49,16 +50,6 @@ MAX_UNCONFIRMED_SECONDS: Final = 300.0
 # If the broker closes the connection this often for a copy that is published alone, it refuses that
 # copy.
 MAX_CONNECTIONS_ENDED: Final = 3
-
-
-class StorageWatch(Protocol):
-    """Stops all sending while the broker does not store a copy; `CircuitBreaker` does this."""
-
-    def block(self, queue: str, fault: PublishFault) -> None:
-        """Stop consuming and sending: the broker does not store a copy in this queue."""
-
-    def unblock(self) -> None:
-        """Resume: no copy is waiting to be stored any more."""
 
 
 class _OutcomeCounters:
@@ -87,14 +78,14 @@ class Settler:
         settings: WorkerSettings,
         *,
         publisher: Publisher,
-        storage_watch: StorageWatch,
+        pauses: WorkerPauses,
         repeated_copies: RepeatedCopies,
         deduplicator: Deduplicator,
         metrics: WorkerMetrics,
     ) -> None:
         self._dead_queue = dead_queue(settings.queue)
         self._publisher = publisher
-        self._storage_watch = storage_watch
+        self._pauses = pauses
         self._repeated_copies = repeated_copies
         self._deduplicator = deduplicator
         self._metrics = metrics
@@ -184,7 +175,7 @@ class Settler:
             if delivery in self._unstored:
                 self._unstored.remove(delivery)
                 if not self._unstored:
-                    self._storage_watch.unblock()
+                    self._pauses.unblock()
 
     def _target(self, delivery: Delivery, outcome: Retried | Dead) -> str:
         if isinstance(outcome, Dead):
@@ -196,7 +187,7 @@ class Settler:
         if error.fault == "returned":
             self.queue_missing.set()
         self._unstored.add(tries.delivery)
-        self._storage_watch.block(tries.queue, error.fault)
+        self._pauses.block(tries.queue, error.fault)
 
     def _set_aside(self, tries: "_Tries", refusal: Refusal) -> None:
         """Raise CopyRefusedError, unless too many messages stay unacked already."""

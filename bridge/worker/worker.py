@@ -33,6 +33,7 @@ from bridge.worker.identification import Identification
 from bridge.worker.metrics import WorkerMetrics
 from bridge.worker.operator_pause import OperatorPause
 from bridge.worker.ordering import ActiveLock, Turns
+from bridge.worker.pauses import WorkerPauses
 from bridge.worker.pipeline import Pipeline
 from bridge.worker.service.account import Account
 from bridge.worker.settle import Settler
@@ -55,11 +56,12 @@ HAND_OVER_POLL_SECONDS: Final = 0.05
 class Worker:
     """Consumes send requests from the queue and settles each of them."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  the parts of a worker
         self,
         settings: Settings,
         *,
         account: Account,
+        pauses: WorkerPauses,
         spans: WorkerSpans | None,
         publisher: Publisher,
         upkeep: Upkeep,
@@ -72,8 +74,8 @@ class Worker:
         self._membership = membership = joint_pause.membership
         self._account = account
         self._breaker = account.breaker
+        self._pauses = pauses
         self._metrics = metrics
-        self._is_stopping = False
         self._deduplicator = Deduplicator(
             heartbeat_seconds=settings.rabbitmq.heartbeat_seconds, window_seconds=own.deduplicate
         )
@@ -83,13 +85,13 @@ class Worker:
         self._settler = Settler(
             own,
             publisher=publisher,
-            storage_watch=self._breaker,
+            pauses=pauses,
             repeated_copies=repeated_copies,
             deduplicator=self._deduplicator,
             metrics=metrics,
         )
         metrics.copies_refused.labels(own.queue).set_function(lambda: self.copies_refused)
-        self.operator_pause = OperatorPause(own.queue, self._breaker)
+        self.operator_pause = OperatorPause(own.queue, pauses)
         queues = request_queues(own)
         self._queue_roles = {
             **dict(zip(queues, ("main", "urgent"), strict=False)),
@@ -104,7 +106,7 @@ class Worker:
         self._dispatcher = Dispatcher(
             own,
             process=partial(self._run_in_turn, Turns()) if is_ordered else self._run,
-            changed=account.changed,
+            changed=pauses.wake_up.consumer,
             metrics=metrics,
         )
         self.consumer = Consumer(
@@ -112,7 +114,7 @@ class Worker:
             owner=self,
             dispatcher=self._dispatcher,
             lock=self._lock,
-            changed=account.changed,
+            changed=pauses.wake_up.consumer,
             metrics=metrics,
         )
         self._questions = RedeliveryQuestions(
@@ -126,7 +128,7 @@ class Worker:
         )
         self._rate_limit = ClusterRateLimit(
             own.queue,
-            self._breaker,
+            account,
             membership,
             own_consumers=lambda: (
                 self.consumer.is_registered,
@@ -149,13 +151,14 @@ class Worker:
             questions=self._questions,
             repeated_copies=repeated_copies,
             cluster=self._cluster_deduplicator,
-            breaker=self._breaker,
+            account=account,
             identity_of=identity_of,
         )
         self._pipeline = Pipeline(
             own,
             identification=self._identification,
             account=account,
+            pauses=pauses,
             settler=self._settler,
             announcer=Announcer(publisher, outcome_exchange=own.outcome_exchange),
             spans=spans,
@@ -199,9 +202,9 @@ class Worker:
         Returns False if deliveries had to be cancelled after `timeout_seconds`, or if the broker
         may not have read all acks.
         """
-        self._is_stopping = True
+        self._pauses.drain()
         self._identification.stop()
-        self._account.stop()
+        self._breaker.leave()
         self._rate_limit.leave()
         self._settler.hurry()
         self._dispatcher.cancel(lambda delivery: delivery.may_be_given_back)
@@ -211,7 +214,7 @@ class Worker:
             async with asyncio.timeout(timeout_seconds):
                 is_finished = await self._finish()
         except TimeoutError:
-            queue, fault = self._breaker.report.unstored or (None, None)
+            queue, fault = self._pauses.report.unstored or (None, None)
             log.warning("drain_timed_out", queue=queue, fault=fault)
         await self._dispatcher.cut_off()
         await self._membership.until_joined(most_seconds=end_at - time.monotonic())
@@ -301,10 +304,10 @@ class Worker:
             # The prefetch stays the same while the breaker is open; only an operator's pause sets
             # it to 0.
             self._breaker.end_passed_wait()
-            may_take = self._upkeep.is_usable and not self._breaker.is_paused_by_operator
+            may_take = self._upkeep.is_usable and not self._pauses.by_operator
             return dict.fromkeys(queues, MOST_HELD_IN_ORDER if may_take else 0)
         each = dict.fromkeys(queues, self._prefetch())
-        is_sending = not self._is_stopping and self._breaker.paused is None
+        is_sending = not self._pauses.is_draining and self._account.paused is None
         if self._settings.urgent_queue is not None and is_sending:
             # Several slots may become free at once. While urgent messages occupy all of them, as
             # many more are prefetched, so that no ordinary message takes a free slot.
@@ -312,11 +315,11 @@ class Worker:
         return each
 
     def _prefetch(self) -> int:
-        if self._is_stopping:
+        if self._pauses.is_draining:
             # During a drain, redeliveries of settled messages are acked; all other deliveries are
             # left to the next worker.
             return 1
-        if self._breaker.is_broker_blocked or not self._upkeep.is_usable:
+        if self._pauses.is_on or not self._upkeep.is_usable:
             return 0
         return self._account.most_held()
 
@@ -364,7 +367,7 @@ class Worker:
         except (BrokerError, asyncio.CancelledError):
             # It stays unacked; the broker redelivers it, at the latest when the channel closes.
             self._settler.report_given_back(delivery)
-            if self._is_stopping and delivery.redelivered:
+            if self._pauses.is_draining and delivery.redelivered:
                 # The prefetch is 1 during a drain. The queue delivers redeliveries first, and a
                 # redelivery that has to be acked may be behind this one.
                 self.consumer.renew()

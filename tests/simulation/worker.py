@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from bridge.config import WorkerSettings
 from bridge.telemetry.metrics import new_registry
@@ -12,13 +12,11 @@ from bridge.worker.cluster.membership import Membership
 from bridge.worker.cluster.rate_limit import ClusterRateLimit
 from bridge.worker.delivery import Delivery
 from bridge.worker.fates import Answer
-from bridge.worker.limits.capacity import Capacity
 from bridge.worker.metrics import WorkerMetrics
-from bridge.worker.outcomes import Dead, Policy, Retried, Sent
+from bridge.worker.outcomes import Dead, Retried, Sent
+from bridge.worker.pipeline import post_when_allowed
 from bridge.worker.request import SendRequest
-from bridge.worker.service.account import Account
-from bridge.worker.service.sender import Sender
-from tests.breakers import make_breaker
+from tests.breakers import Parts
 from tests.deliveries import make_delivery
 from tests.simulation.exchange import Exchange, Member, start
 from tests.simulation.queue import Message, Queue
@@ -67,30 +65,19 @@ class Worker:
             turn_seconds=settings.retry_delays[0],
             clock=loop.time,
         )
-        self.breaker = make_breaker(
-            Policy.of(settings),
-            metrics,
-            limit=settings.rate_limit,
-            cluster=self.joint_pause,
-            clock=loop.time,
-        )
+        parts = Parts(settings, metrics, cluster=self.joint_pause, clock=loop.time)
+        self.breaker, self.pauses, self.rates = parts.breaker, parts.pauses, parts.rates
+        self._changed = parts.changed
+        self._account = parts.account(self, now=loop.time)
         self.rate_limit = ClusterRateLimit(
             "q",
-            self.breaker,
+            self._account,
             self.membership,
             own_consumers=lambda: (self._prefetch > 0, self.cancelled_consumers),
             clock=loop.time,
         )
         follower = PauseFollower(self.joint_pause, self.breaker, can_take=lambda: self.can_take)
         self.member = Member(exchange, self.membership, [follower, self.rate_limit], metrics)
-        self._account = Account(
-            settings,
-            sender=cast("Sender", self),
-            breaker=self.breaker,
-            capacity=Capacity(settings, changed=self.breaker.changed, clock=loop.time),
-            metrics=metrics,
-            now=loop.time,
-        )
         self.can_take = True
         self._prefetch = 0
         self._held: dict[asyncio.Task[None], Message] = {}
@@ -117,19 +104,20 @@ class Worker:
         start(self.member.keep_publishing(), self.tasks)
         start(self.member.keep_ticking(), self.tasks)
         await asyncio.sleep(ALONE_SECONDS if is_first else ACQUAINTING_SECONDS)
-        if self.breaker.rates.is_shared:
+        if self.rates.is_shared:
             start(self.rate_limit.follow(self._count), self.tasks)
         while True:
             self._register()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(5):
-                    await self.breaker.changed.wait()
-            self.breaker.changed.clear()
+                    await self._changed.wait()
+            self._changed.clear()
 
     def stop(self) -> None:
         """Drain: take and send nothing new, give back what waits, let the rest end."""
         self._is_stopping = True
-        self._account.stop()
+        self.pauses.drain()
+        self.breaker.leave()
         self.rate_limit.leave()
         self._register()
         for task, message in list(self._held.items()):
@@ -204,7 +192,7 @@ class Worker:
             first_delivered_at=self._loop.time(),
         )
         request = SendRequest.model_construct(to=message.key, sender=message.sender, text="x")
-        outcome = await self._account.send(delivery, request)
+        outcome = await post_when_allowed(self._account, self.pauses, delivery, request)
         delivery.free_slot()
         match outcome:
             case Sent():

@@ -23,7 +23,7 @@ from bridge.amqp.client import Connection
 from bridge.topology.queue_sizes import try_to_read_queue
 from bridge.worker.cluster.membership import ACTIVE, HEARD, REMEMBERED, Membership, Part
 from bridge.worker.cluster.messages import Consumers, Flag, WorkerState
-from bridge.worker.service.breaker import CircuitBreaker
+from bridge.worker.service.account import Account
 
 # How often to update the number of workers, and to count the consumers.
 LOOK_SECONDS: Final = 0.1
@@ -44,14 +44,14 @@ class ClusterRateLimit(Part):
     def __init__(
         self,
         queue: str,
-        breaker: CircuitBreaker,
+        account: Account,
         membership: Membership,
         *,
         own_consumers: Callable[[], tuple[bool, int]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._queue = queue
-        self._breaker = breaker
+        self._account = account
         self._membership = membership
         self._own_consumers = own_consumers
         self._clock = clock
@@ -103,7 +103,7 @@ class ClusterRateLimit(Part):
                 is_clear = self._uncounted == uncounted or not self._membership.is_up
                 next_count_at = self._clock() + (self._count_seconds if is_clear else LOOK_SECONDS)
             if self._membership.is_up:
-                self._breaker.rates.divide_by(self.workers)
+                self._account.rates.divide_by(self.workers)
             await asyncio.sleep(LOOK_SECONDS)
 
     @property
@@ -126,8 +126,8 @@ class ClusterRateLimit(Part):
         is_registered, cancelled = own
         is_alone = not membership.is_up and consumers is not None and is_registered
         # A paused worker does not count itself.
-        if is_alone and consumers is not None and not self._breaker.takes_nothing:
-            self._breaker.rates.share_with(consumers - cancelled)
+        if is_alone and consumers is not None and self._account.paused is None:
+            self._account.rates.share_with(consumers - cancelled)
 
     @property
     def _count_seconds(self) -> float:

@@ -1,7 +1,11 @@
-"""One account at an SMS service: takes a parsed message and returns its outcome.
+"""One account at an SMS service: everything that belongs to it, and the posting of a message.
 
-A delivery waits until it is due, then for the circuit breaker, for a token of the rate limits and
-for a slot, in this order. Then its request is posted, and the breaker interprets the answer.
+`Pipeline` calls `wait_until_allowed`, then `post`, and finally `release`. A message waits until it
+is due, for the circuit breaker, for a token of the rate limits and for a slot, in this order. After
+the answer, the classifier decides whom it concerns, and the breaker decides the outcome.
+
+An account shares only the worker's pauses and metrics with others: several accounts would be
+several of these objects.
 """
 
 import asyncio
@@ -14,11 +18,12 @@ from bridge.errors import BrokerError
 from bridge.topology.declarations import request_queues
 from bridge.worker.delivery import MAX_HOLD_SECONDS, Delivery
 from bridge.worker.envelope import Envelope
-from bridge.worker.fates import Answer
+from bridge.worker.fates import PauseReason
 from bridge.worker.limits.capacity import Capacity, RequestSlot
 from bridge.worker.limits.rate_limits import RateLimits
 from bridge.worker.metrics import WorkerMetrics
 from bridge.worker.outcomes import Dead, Outcome, Policy, Retried, Sent
+from bridge.worker.pauses import WorkerPauses
 from bridge.worker.request import Encoding, SendRequest, count_segments
 from bridge.worker.service.breaker import CircuitBreaker, Cluster
 from bridge.worker.service.sender import Sender, open_transport
@@ -29,8 +34,8 @@ from bridge.worker.spans import WorkerSpans
 class Account:
     """One account at an SMS service: posts messages when that is allowed.
 
-    `sender` posts; `breaker` and its rate limits decide when, `capacity` how many at once.
-    `changed` is set when the prefetch should change. `now` returns unix seconds.
+    `sender` posts; `breaker` and its rate limits decide when, `capacity` how many at once. `now`
+    returns unix seconds.
     """
 
     def __init__(
@@ -40,6 +45,7 @@ class Account:
         sender: Sender,
         breaker: CircuitBreaker,
         capacity: Capacity,
+        pauses: WorkerPauses,
         metrics: WorkerMetrics,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -49,23 +55,30 @@ class Account:
         self._policy = Policy.of(settings)
         self._sender = sender
         self.breaker = breaker
+        self._classifier = breaker.classifier
         self.rates = breaker.rates
-        self.changed = breaker.changed
         self._capacity = capacity
+        self._pauses = pauses
         self._segments = {one: metrics.segments.labels(one) for one in get_args(Encoding)}
         self._acceptance_latency = {
             queue: metrics.acceptance_latency.labels(queue) for queue in request_queues(settings)
         }
+        self._told_to_wait = metrics.throttled.labels("retry_after")
         self._now = now
-        self._is_stopping = False
         self._last_sent_at = 0.0
+        metrics.outage_suspected.set_function(lambda: float(breaker.is_outage_suspected))
         metrics.last_sent.labels(settings.queue).set_function(lambda: self._last_sent_at)
         metrics.concurrency_limit.labels(settings.queue).set_function(lambda: capacity.limit)
+
+    @property
+    def paused(self) -> PauseReason | None:
+        """Why the account sends nothing but a probe; None if its breaker is closed."""
+        return self.breaker.paused
 
     def most_held(self) -> int:
         """Return the current prefetch: enough to send, or for a probe while the breaker is open."""
         self.breaker.end_passed_wait()
-        if self.breaker.paused:
+        if self.breaker.open is not None:
             return self.breaker.probes_wanted
         return self.rates.most_held(self._capacity.most_held)
 
@@ -78,36 +91,9 @@ class Account:
         """Log the concurrency limit from time to time if it is adaptive."""
         await self._capacity.keep_logging()
 
-    def stop(self) -> None:
-        """Post no more requests: messages that are not in flight return to the queue."""
-        self._is_stopping = True
-        self.breaker.leave()
-
     async def aclose(self) -> None:
         """Close the connections to the API."""
         await self._sender.aclose()
-
-    async def send(self, delivery: Delivery, request: SendRequest) -> Outcome:
-        """Post a delivery's request when that is allowed, and return the outcome.
-
-        A message for which the service wants a short wait stays here and is posted again. If the
-        message may have been sent, the delivery may keep its slot: call its `free_slot` after the
-        ack. Raises BrokerError if the delivery returns to the queue because its session is over or
-        the worker stops. If cancelled, it releases its probe, its token and its slot.
-        """
-        outcome: Outcome | None = None
-        try:
-            while outcome is None:
-                if self._is_stopping or delivery.session.is_leaving:
-                    raise BrokerError("waiting deliveries go back to the queue")
-                outcome = await self.wait_until_allowed(delivery, request)
-                if outcome is None:
-                    outcome = await self.post(delivery, request)
-                elif delivery.is_stale:
-                    raise BrokerError("the channel is gone")
-        finally:
-            self.breaker.give_up_probe(delivery.envelope.key)
-        return outcome
 
     # Before a request is sent
 
@@ -121,8 +107,8 @@ class Account:
         not_before = delivery.envelope.not_before
         if not_before is not None and (early := await self._wait_until_due(delivery, not_before)):
             return early
-        if not self.breaker.is_closed:
-            put_off = await self.breaker.wait_until_allowed(delivery, request)
+        if not self.breaker.admits_all:
+            put_off = await self._wait_for_breaker(delivery, request)
             if put_off is not None:
                 return put_off
         if delivery.is_urgent:
@@ -147,6 +133,22 @@ class Account:
         if remaining > 0:
             with delivery.waits("due"):
                 await asyncio.sleep(remaining)
+        return None
+
+    async def _wait_for_breaker(self, delivery: Delivery, request: SendRequest) -> Retried | None:
+        """Wait until the breaker admits the message; return a retry if it leaves instead."""
+        while (verdict := self.breaker.check(delivery, request)) is not None:
+            if isinstance(verdict, Retried):
+                return verdict
+            began = delivery.clock()
+            with delivery.waits(verdict.cause):
+                await self._pauses.wake_up.wait(verdict.seconds)
+            if verdict.cause == "retry_after":
+                self._told_to_wait.inc(delivery.clock() - began)
+            if self._pauses.is_on:
+                put_off = await self._pauses.wait(delivery)
+                if put_off is not None:
+                    return put_off
         return None
 
     def _put_off_to_its_turn(self, delivery: Delivery, sender: str) -> Retried | None:
@@ -179,39 +181,39 @@ class Account:
         """Post with a token and a slot, and return the outcome of the delivery.
 
         Returns None if the message is not settled and has to wait again: the service wants a short
-        wait, or the breaker opened or the message expired before it could be sent, or the broker
-        had to prove first that it has not delivered the message to another worker meanwhile.
+        wait, the message was no longer allowed when it had its slot, or the broker had to prove
+        first that it has not delivered the message to another worker meanwhile. If the message may
+        have been sent, the delivery may keep its slot: call its `free_slot` after the ack. If
+        cancelled, it releases its token and its slot.
         """
         key, breaker = delivery.envelope.key, self.breaker
         async with self.rates.token(
             request.sender, delivery.waits, is_urgent=delivery.is_urgent
         ) as token:
-            answer: Answer | None = None
-            while answer is None:
-                if not breaker.may_go_now:
-                    with delivery.waits("pace"):
-                        await breaker.wait_for_retry_after(key)
-                with self._capacity.free_slot() or await self._wait_for_slot(delivery) as slot:
-                    if not breaker.may_post(key) or self._expired(delivery) is not None:
-                        return None
-                    if breaker.may_go_now:  # No wait began while this message waited for its slot.
-                        if delivery.is_stale:
-                            raise BrokerError("the channel is gone")
-                        if delivery.session.is_in_doubt:
-                            await delivery.session.until_heard_from(changed=self.changed)
-                            return None
-                        token.spend()
-                        request_number = breaker.begin(key)
-                        slot.begin()
-                        try:
-                            answer = await self._sender.send(request, delivery)
-                        finally:
-                            breaker.end(request_number)
-                        slot.answer = answer = breaker.classify(
-                            answer, delivery, request, request_number=request_number
-                        )
-                        if self._capacity.until_ack and answer.may_be_sent:
-                            delivery.give_slot_back = slot.keep()
+            with self._capacity.free_slot() or await self._wait_for_slot(delivery) as slot:
+                if self._pauses.is_on or not breaker.admits(key):
+                    return None
+                if self._expired(delivery) is not None:
+                    return None
+                if delivery.is_stale:
+                    raise BrokerError("the channel is gone")
+                if delivery.session.is_in_doubt:
+                    await delivery.session.until_heard_from(changed=self._pauses.wake_up.consumer)
+                    return None
+                token.spend()
+                number = self._classifier.begin(key)
+                slot.begin()
+                slot.answer = answer = self._classifier.classify(
+                    await self._sender.send(request, delivery),
+                    key,
+                    request.to,
+                    request.sender,
+                    request_number=number,
+                    is_known=delivery.envelope.put_off_for == "singled_out",
+                    opened=breaker.open,
+                )
+                if self._capacity.until_ack and answer.may_be_sent:
+                    delivery.give_slot_back = slot.keep()
             # After the slot is freed, unless it is kept until the ack. If this answer opens the
             # breaker, a message that waited for the slot becomes the probe before the consumer
             # fetches another one.
@@ -223,13 +225,15 @@ class Account:
             delivery.free_slot()
         return outcome
 
+    def release(self, delivery: Delivery) -> None:
+        """Note that a delivery leaves: it has an outcome, or returns to the queue."""
+        key = delivery.envelope.key
+        self.breaker.give_up_probe(key)
+        self._classifier.release(key)
+
     async def _wait_for_slot(self, delivery: Delivery) -> RequestSlot:
-        """Wait for a slot; meanwhile the message counts as about to be sent."""
-        is_other = self.breaker.line_up(delivery.envelope.key)
-        try:
-            return await self._capacity.slot(delivery.waits, is_urgent=delivery.is_urgent)
-        finally:
-            self.breaker.leave_line(is_other=is_other)
+        self._classifier.expect(delivery.envelope.key)
+        return await self._capacity.slot(delivery.waits, is_urgent=delivery.is_urgent)
 
     def _count_acceptance(self, delivery: Delivery, request: SendRequest) -> None:
         encoding, count = count_segments(request.text)
@@ -248,38 +252,39 @@ def open_account(
     shape: Shape,
     *,
     cluster: Cluster,
-    changed: asyncio.Event,
+    pauses: WorkerPauses,
     spans: WorkerSpans | None,
     metrics: WorkerMetrics,
 ) -> Account:
     """Create the account that the settings describe, with its connections, breaker and limits.
 
-    `changed` is set when the prefetch should change. Raises ConfigError if a certificate file
-    cannot be used.
+    Raises ConfigError if a certificate file cannot be used.
     """
-    own, policy = settings.worker, Policy.of(settings.worker)
+    own, wake_up = settings.worker, pauses.wake_up
     rates = RateLimits(
         own.rate_limit,
-        most_wait_seconds=policy.retry_delays_seconds[0],
-        changed=changed,
+        most_wait_seconds=own.retry_delays[0],
+        changed=wake_up.consumer,
         metrics=metrics,
     )
     breaker = CircuitBreaker(
-        policy,
-        outage_after_seconds=own.outage_after,
-        rates=rates,
-        cluster=cluster,
-        metrics=metrics,
+        own, rates=rates, cluster=cluster, report=pauses.report, wake_up=wake_up
     )
     sender = Sender(
         shape,
         transport=open_transport(settings.sms_api, max_connections=own.most_in_flight),
         metrics=metrics,
-        is_held=lambda: breaker.is_paused_by_operator,
+        is_held=lambda: pauses.by_operator,
         spans=spans,
     )
-    capacity = Capacity(own, changed=changed)
-    return Account(own, sender=sender, breaker=breaker, capacity=capacity, metrics=metrics)
+    return Account(
+        own,
+        sender=sender,
+        breaker=breaker,
+        capacity=Capacity(own, changed=wake_up.consumer),
+        pauses=pauses,
+        metrics=metrics,
+    )
 
 
 def _age_of(envelope: Envelope) -> str:

@@ -1,32 +1,28 @@
 """The circuit breaker between the worker and one SMS service.
 
-Before a request is sent, a message waits in `wait_until_allowed`. After the answer, `classify`
-decides whether it concerns all messages, this one or its sender, and `record` decides the outcome.
-`breaker_states` has the rules; this module keeps the state, waits, and performs the effects.
+`check` says whether a message may be sent, `record` decides its outcome from the classified answer.
+`breaker_states` has the rules; this module keeps the state, and performs the effects of a change.
 
 While the breaker is open, only the probe is sent: one message whose answer shows whether the
-service accepts messages again. While the broker does not store copies, the worker neither consumes
-nor sends, because no outcome could be recorded. An operator's pause stops everything too.
+service accepts messages again.
 """
 
-import asyncio
 import random
 import time
 from collections.abc import Callable
-from typing import Final, Literal, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
-from bridge.errors import PublishFault
+from bridge.config import WorkerSettings
 from bridge.telemetry.logs import Log
-from bridge.worker.delivery import MAX_HOLD_SECONDS, Delivery
+from bridge.worker.delivery import MAX_HOLD_SECONDS, Delivery, WaitCause
 from bridge.worker.envelope import Envelope
 from bridge.worker.fates import Answer, Fate, PauseReason
 from bridge.worker.limits.rate_limits import RateLimits
-from bridge.worker.metrics import WorkerMetrics
 from bridge.worker.outcomes import Dead, Outcome, Policy, Retried, decide, put_off, put_off_for
+from bridge.worker.pauses import PauseReport, WakeUp
 from bridge.worker.request import SendRequest
 from bridge.worker.service.breaker_states import OUTAGE_REQUESTS, Breaker, Open, Rank, State
 from bridge.worker.service.failure_classifier import FailureClassifier
-from bridge.worker.service.pause_report import PauseReport, Unstored
 from bridge.worker.service.retry_after import SenderRetryAfter
 
 log = Log(__name__)
@@ -61,50 +57,47 @@ class Cluster(Protocol):
         """Publish that the service accepts messages again."""
 
 
+class Wait(NamedTuple):
+    """A message waits here: until the state changes, but at most for `seconds`."""
+
+    cause: WaitCause
+    seconds: float
+
+
 class CircuitBreaker:
     """One worker's circuit breaker for one SMS service. Times are of the monotonic clock.
 
-    `rates` are the worker's limits; `cluster` shares findings between all workers. `changed` is set
-    when the prefetch should change. `chance` returns a number from 0 to 1.
+    `rates` start slowly after an outage; `cluster` shares findings between all workers. `chance`
+    returns a number from 0 to 1.
     """
 
     def __init__(
         self,
-        policy: Policy,
+        settings: WorkerSettings,
         *,
-        outage_after_seconds: float,
         rates: RateLimits,
         cluster: Cluster,
-        metrics: WorkerMetrics,
+        report: PauseReport,
+        wake_up: WakeUp,
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
     ) -> None:
+        self.classifier = self._classifier = FailureClassifier()
         self.rates = rates
-        self.changed = rates.changed
-        self.report = PauseReport(metrics)
-        self._policy = policy
+        self._policy = Policy.of(settings)
         self._cluster = cluster
-        self._metrics = metrics
+        self._report = report
+        self._wake_up = wake_up
         self._clock = clock
         self._chance = chance
-        self._classifier = FailureClassifier()
         self._sender_waits = SenderRetryAfter()
-        self._breaker = Breaker(outage_after_seconds, counted_since=clock())
+        self._breaker = Breaker(settings.outage_after, counted_since=clock())
         # Copies of values that are read for each message, because reading the state takes longer.
         self._accepted_at: float | None = None
         self._is_calm = True
         self._is_healthy = True
-        self.is_paused_by_operator = False
-        self.is_broker_blocked = False
         self._retry_after_ends_at = 0.0
-        # Messages whose answers may show whether a wait is for all: in flight, and about to be
-        # sent.
-        self._in_flight: set[int] = set()
-        self._about_to_go = 0
         self._held_back: set[str] = set()
-        self._next_answer = asyncio.Event()
-        self._next_change = asyncio.Event()
-        metrics.outage_suspected.set_function(lambda: float(self.is_outage_suspected))
 
     # The state
 
@@ -116,16 +109,14 @@ class CircuitBreaker:
         return self._breaker
 
     @property
-    def paused(self) -> PauseReason | None:
-        """Why the worker does not consume, or None; an operator's pause comes first."""
-        if self.is_paused_by_operator:
-            return "operator"
-        return None if self._breaker.open is None else self._breaker.open.reason
+    def open(self) -> Open | None:
+        """Why it is open, and its probe; None if it is closed."""
+        return self._breaker.open
 
     @property
-    def takes_nothing(self) -> bool:
-        """Whether the worker intentionally consumes nothing, for whatever reason."""
-        return self.paused is not None or self.is_broker_blocked
+    def paused(self) -> PauseReason | None:
+        """Why it is open; None if it is closed."""
+        return None if self._breaker.open is None else self._breaker.open.reason
 
     @property
     def is_outage_suspected(self) -> bool:
@@ -140,42 +131,44 @@ class CircuitBreaker:
     @property
     def probes_wanted(self) -> int:
         """Number of deliveries to prefetch, while the breaker is open, to find a probe."""
-        if self._breaker.open is None or self.is_paused_by_operator:
-            return 0
         return self._breaker.probes_wanted(self._clock(), elsewhere=self._cluster.is_probing)
 
     # Before a request is sent
 
     @property
-    def is_closed(self) -> bool:
-        """Whether a message may skip `wait_until_allowed`."""
-        return self._is_calm and not self._classifier.is_counting and self._sender_waits.is_empty
+    def admits_all(self) -> bool:
+        """Whether every message may be sent now, so that `check` need not be called."""
+        is_clear = self._is_calm and not self._classifier.is_counting
+        return is_clear and self._sender_waits.is_empty and not self._is_told_to_wait
 
-    async def wait_until_allowed(self, delivery: Delivery, request: SendRequest) -> Retried | None:
-        """Wait until a message may be sent, as far as the service is concerned.
+    @property
+    def _is_told_to_wait(self) -> bool:
+        # The clock is read only if there was a wait.
+        ends_at = self._retry_after_ends_at
+        return ends_at > 0.0 and self._breaker.open is None and ends_at > self._clock()
 
-        Returns a retry if the message should wait in a retry queue instead. During a suspected
-        outage a message that has failed is delayed once, so that its attempts are not used up
-        before the outage is certain.
+    def admits(self, key: str) -> bool:
+        """Whether a message that was allowed may still be sent."""
+        opened = self._breaker.open
+        return not self._is_told_to_wait if opened is None else opened.probe == key
+
+    def check(self, delivery: Delivery, request: SendRequest) -> Retried | Wait | None:
+        """Return None if a message may be sent now, else whether it waits here or leaves.
+
+        A retry means that it waits in a retry queue. During a suspected outage a message that has
+        failed is delayed once, so that its attempts are not used up before the outage is certain.
         """
-        put_off_sender = self._wait_of_sender(request.sender)
-        if put_off_sender is not None:
-            return put_off_sender
-        if self._is_calm and not self._classifier.is_counting:
-            return None
+        wait = self._wait_of_sender(request.sender)
+        if wait is not None or self.admits_all:
+            return wait
+        self._become(self.state.after_check(self._clock(), self._chance()))
         envelope = delivery.envelope
         has_failed = envelope.attempts > 0 or envelope.uncertain_attempts > 0
-        while True:
-            self._become(self.state.after_check(self._clock(), self._chance()))
-            if self._breaker.open is not None and not self.is_paused_by_operator:
-                postponed = await self._wait_to_probe(delivery, request.to, has_failed=has_failed)
-                is_probe = self._breaker.is_probe(envelope.key) and not self.is_paused_by_operator
-                if postponed is not None or is_probe:
-                    return postponed
-            if self.is_paused_by_operator or (has_failed and self._holds_back(envelope)):
-                return self._postpone(0.0)
-            if not await self._let_others_pass(delivery, request):
-                return self._make_room(request.sender)
+        if self._breaker.open is not None:
+            return self._check_probe(self._breaker.open, envelope, request.to, has_failed)
+        if has_failed and self._holds_back(envelope):
+            return self._postpone(0.0)
+        return self._check_retry_after(delivery, request)
 
     def _wait_of_sender(self, sender: str) -> Retried | None:
         """Send a message to a retry queue while its sender has to wait and others continue."""
@@ -188,25 +181,10 @@ class CircuitBreaker:
         return put_off("rate_limited", self._policy, detail=detail, wait_seconds=seconds)
 
     def _postpone(self, seconds: float) -> Retried:
-        why = self.paused or "an outage is suspected"
+        opened = self._breaker.open
+        why = "an outage is suspected" if opened is None else opened.reason
         detail = f"the worker is paused: {why}"
         return put_off("paused", self._policy, detail=detail, wait_seconds=seconds)
-
-    def _make_room(self, sender: str) -> Retried | None:
-        """Send a message to a retry queue while only its sender has been asked to wait.
-
-        Messages of other senders, behind many of this one, show whether the wait is for all.
-        """
-        if not self._is_in_the_way(sender):
-            return None
-        self._become(self.state.after_leaving())
-        detail = "the SMS API asked for a wait; messages of other senders go first"
-        delay_seconds = self._policy.longest_within(self.retry_after_seconds)
-        return Retried("rate_limited", delay_seconds, detail)
-
-    def _is_in_the_way(self, sender: str) -> bool:
-        may_leave = self.paused is None and self._breaker.retry_after.lets_leave(self._clock())
-        return may_leave and self._classifier.is_only_sender(sender)
 
     def _holds_back(self, envelope: Envelope) -> bool:
         """Whether to delay a message that has failed, once, until an outage is certain."""
@@ -218,156 +196,75 @@ class CircuitBreaker:
         self._held_back.add(envelope.key)
         return True
 
-    async def _wait_to_probe(
-        self, delivery: Delivery, recipient: str, *, has_failed: bool
-    ) -> Retried | None:
-        """Wait for the breaker to close, or until this message is the probe and due."""
-        key = delivery.envelope.key
-        while (opened := self._breaker.open) is not None and not self.is_paused_by_operator:
-            now = self._clock()
-            if opened.reason == "rate_limited" and recipient == self._breaker.limited_recipient:
-                # It would get the same answer; a message to another number proves more.
-                return self._postpone(max(0.0, opened.asked_until - now))
-            is_suspect = self._classifier.is_suspect(key, recipient)
-            is_costly = opened.reason == "outage" and has_failed
-            is_costly = is_costly and self._is_last_try(delivery.envelope)
-            rank = Rank.RELUCTANT if is_suspect or is_costly else Rank.WILLING
-            self._become(self.state.with_probe(key, rank, now, elsewhere=self._cluster.is_probing))
-            seconds_to_probe = self._breaker.seconds_to_probe(now)
-            if self._breaker.is_probe(key):
-                wait = seconds_to_probe
-                if wait <= 0:
-                    self._become(self.state.after_probe_left())
-                    return None
-            else:
-                wait = PATIENCE_SECONDS - (now - opened.opened_at)
-                is_soon = self._breaker.is_probed_soon(now)
-                # Messages behind it may be better probes, and need its place.
-                if wait <= 0 or rank is not Rank.WILLING or not is_soon:
-                    return self._postpone(max(0.0, seconds_to_probe))
-            with delivery.waits("probe"):
-                await self._wait_for_change(wait)
-        return None
-
-    def _is_last_try(self, envelope: Envelope) -> bool:
-        return self._policy.is_last_try(
+    def _check_probe(
+        self,
+        opened: Open,
+        envelope: Envelope,
+        recipient: str,
+        has_failed: bool,  # noqa: FBT001
+    ) -> Retried | Wait | None:
+        """Make a message the probe if it is a good one; return None if it is, and due."""
+        key, now = envelope.key, self._clock()
+        if opened.reason == "rate_limited" and recipient == self._breaker.limited_recipient:
+            # It would get the same answer; a message to another number proves more.
+            return self._postpone(max(0.0, opened.asked_until - now))
+        is_suspect = self._classifier.is_suspect(key, recipient)
+        is_costly = opened.reason == "outage" and has_failed
+        is_costly = is_costly and self._policy.is_last_try(
             attempts=envelope.attempts, uncertain_attempts=envelope.uncertain_attempts
         )
+        rank = Rank.RELUCTANT if is_suspect or is_costly else Rank.WILLING
+        self._become(self.state.with_probe(key, rank, now, elsewhere=self._cluster.is_probing))
+        seconds_to_probe = self._breaker.seconds_to_probe(now)
+        if self._breaker.is_probe(key):
+            if seconds_to_probe > 0:
+                return Wait("probe", seconds_to_probe)
+            self._become(self.state.after_probe_left())
+            return None
+        patience = PATIENCE_SECONDS - (now - opened.opened_at)
+        if patience > 0 and rank is Rank.WILLING and self._breaker.is_probed_soon(now):
+            return Wait("probe", patience)
+        # Messages behind it may be better probes, and need its place.
+        return self._postpone(max(0.0, seconds_to_probe))
 
-    async def _let_others_pass(self, delivery: Delivery, request: SendRequest) -> bool:
-        """Make a message with a 429 wait behind others; return whether it has waited.
+    def _check_retry_after(self, delivery: Delivery, request: SendRequest) -> Retried | Wait | None:
+        """Wait for the end of `Retry-After`; a message that received a 429 waits behind others.
 
         If it went first each time, nothing would show whether the wait is for all. It does not wait
         behind all others, so that it is sent eventually even if one wait follows another.
         """
-        has_waited = False
-        counted_to = 0.0
-        while delivery.held_seconds <= MAX_HOLD_SECONDS:
-            wait = self._seconds_behind(delivery.envelope.key, request)
-            if wait <= 0 or self._is_in_the_way(request.sender):
-                break
-            has_waited = True
-            if (since := max(self._clock(), counted_to)) < self._retry_after_ends_at:
-                counted_to = self._retry_after_ends_at
-                self._metrics.throttled.labels("retry_after").inc(counted_to - since)
-            self._next_answer.clear()
-            with delivery.waits("pace"):
-                try:
-                    async with asyncio.timeout(wait):
-                        await self._next_answer.wait()
-                except TimeoutError:
-                    pass
-        return has_waited
+        key, now = delivery.envelope.key, self._clock()
+        if self._is_in_the_way(request.sender, now):
+            # Messages of other senders, behind many of this one, show whether the wait is for all.
+            self._become(self.state.after_leaving())
+            detail = "the SMS API asked for a wait; messages of other senders go first"
+            delay_seconds = self._policy.longest_within(self.retry_after_seconds)
+            return Retried("rate_limited", delay_seconds, detail)
+        if delivery.held_seconds <= MAX_HOLD_SECONDS:
+            behind = self._seconds_behind(key, request, now)
+            if behind > 0:
+                return Wait("retry_after", behind)
+        left = self._retry_after_ends_at - now
+        if left <= 0:
+            return None
+        self._classifier.expect(key)
+        return Wait("retry_after", left)
 
-    def _seconds_behind(self, key: str, request: SendRequest) -> float:
-        if self.paused is not None or not self._classifier.is_subject(key):
+    def _is_in_the_way(self, sender: str, now: float) -> bool:
+        return self._breaker.retry_after.lets_leave(now) and self._classifier.is_only_sender(sender)
+
+    def _seconds_behind(self, key: str, request: SendRequest, now: float) -> float:
+        if not self._classifier.is_subject(key):
             return 0.0
         if self._classifier.about(key, request.to, request.sender) is not None:
             return 0.0
-        now = self._clock()
         if (left := self._retry_after_ends_at - now) > 0:
             return left + LEAVING_SECONDS
-        if not self._are_others_at_hand:
+        if not self._classifier.has_others:
             return 0.0
         return max(self._retry_after_ends_at, self._breaker.closed_at) + BEHIND_SECONDS - now
 
-    async def wait_for_retry_after(self, key: str) -> None:
-        """Wait while the service wants no request, or the broker does not store copies.
-
-        The wait ends if the breaker opens meanwhile; the caller must then check `may_post`.
-        """
-        while self.is_broker_blocked:
-            await self._next_change.wait()
-        is_other = self.line_up(key)
-        try:
-            while self._is_told_to_wait:
-                left = self._retry_after_ends_at - self._clock()
-                self._metrics.throttled.labels("retry_after").inc(left)
-                await asyncio.sleep(left)
-        finally:
-            self.leave_line(is_other=is_other)
-
-    @property
-    def _is_told_to_wait(self) -> bool:
-        # The clock is read only if there was a wait.
-        ends_at = self._retry_after_ends_at
-        return ends_at > 0.0 and self._breaker.open is None and ends_at > self._clock()
-
-    @property
-    def may_go_now(self) -> bool:
-        """Whether neither the service nor the broker requires a wait."""
-        return not self.is_broker_blocked and not self._is_told_to_wait
-
-    def may_post(self, key: str) -> bool:
-        """Whether an allowed message may still be sent; an open breaker admits only its probe."""
-        if self._is_calm:
-            return True
-        is_let_through = self._breaker.open is None or self._breaker.is_probe(key)
-        return is_let_through and not self.is_paused_by_operator
-
-    def line_up(self, key: str) -> bool:
-        """Note that a message is about to be sent; pass the result to `leave_line`."""
-        is_other = not self._classifier.is_subject(key)
-        self._about_to_go += is_other
-        return is_other
-
-    def leave_line(self, *, is_other: bool) -> None:
-        """Note that a message was sent, or will not be."""
-        self._about_to_go -= is_other
-
-    @property
-    def _are_others_at_hand(self) -> bool:
-        """Whether there are messages whose answers may show that a wait is not for all."""
-        return self._about_to_go > 0 or bool(self._in_flight)
-
-    def begin(self, key: str) -> int:
-        """Note that a request is sent; return its number, for `end` and `classify`."""
-        number = self._classifier.begin(key)
-        if self._classifier.is_counting and not self._classifier.is_subject(key):
-            self._in_flight.add(number)
-        return number
-
-    def end(self, request_number: int) -> None:
-        """Note that a request is over, however it ended."""
-        if self._in_flight:
-            self._in_flight.discard(request_number)
-
     # After the answer
-
-    def classify(
-        self, answer: Answer, delivery: Delivery, request: SendRequest, *, request_number: int
-    ) -> Answer:
-        """Note the answer to a request; return it with `about` set if it concerns only one."""
-        envelope = delivery.envelope
-        return self._classifier.classify(
-            answer,
-            envelope.key,
-            request.to,
-            request.sender,
-            request_number=request_number,
-            is_known=envelope.put_off_for == "singled_out",
-            opened=self._breaker.open,
-        )
 
     def record(self, answer: Answer, delivery: Delivery, request: SendRequest) -> Outcome | None:
         """Apply a classified answer, and return the outcome of its delivery.
@@ -376,7 +273,7 @@ class CircuitBreaker:
         it is the probe. A fault that is not the message's own does not count as an attempt.
         """
         envelope = delivery.envelope
-        if answer.fate is Fate.SENT and self._is_healthy and self.is_closed:
+        if answer.fate is Fate.SENT and self._is_healthy and self.admits_all:
             # The path of nearly every message: the acceptance changes nothing.
             self._accepted_at = self._clock()
             return self._decide(answer, envelope, is_spared=False)
@@ -395,7 +292,7 @@ class CircuitBreaker:
                 # If no other message is about to be sent, this one moves to a retry queue after one
                 # more attempt, to make room for others.
                 is_in_the_way = self._classifier.is_subject_again(key)
-                is_in_the_way = is_in_the_way and not self._are_others_at_hand
+                is_in_the_way = is_in_the_way and not self._classifier.has_others
                 can_be_held = opened is None and not is_in_the_way
             case Fate.SETUP | Fate.AMBIGUOUS:
                 elsewhere = self._cluster.is_probing
@@ -429,7 +326,7 @@ class CircuitBreaker:
 
     def _learn(self, answer: Answer, key: str, request: SendRequest) -> None:
         if self._classifier.is_counting:
-            self._next_answer.set()
+            self._wake_up.messages()
         if answer.fate is Fate.SENT:
             self._sender_waits.accept(request.sender)
         in_a_row = self._classifier.is_refused_in_a_row
@@ -457,39 +354,6 @@ class CircuitBreaker:
         self._classifier.renew_key()
         self._sender_waits.clear()
         self._become(self.state.with_new_key())
-
-    def operator_paused(self) -> None:
-        """Stop consuming and sending until `operator_resumed`; not even a probe is sent."""
-        if not self.is_paused_by_operator:
-            self.is_paused_by_operator = True
-            self._become(self.state)
-            self.report.begin("operator")
-            self.wake()
-
-    def operator_resumed(self) -> None:
-        """Resume: the operator has ended the pause."""
-        if self.is_paused_by_operator:
-            self.is_paused_by_operator = False
-            self._become(self.state.counted_anew(self._clock()))
-            self.report.end("operator")
-            self.wake()
-
-    def block(self, queue: str, fault: PublishFault) -> None:
-        """Stop consuming and sending until `unblock`: the broker does not store a copy."""
-        unstored = Unstored(queue, fault)
-        if self.is_broker_blocked:
-            self.report.note_unstored(unstored)
-        else:
-            self.is_broker_blocked = True
-            self.report.begin("broker_blocked", unstored=unstored)
-            self.wake()
-
-    def unblock(self) -> None:
-        """Resume: the broker has stored the copy."""
-        if self.is_broker_blocked:
-            self.is_broker_blocked = False
-            self.report.end("broker_blocked")
-            self.wake()
 
     def peer_opened(
         self,
@@ -523,18 +387,8 @@ class CircuitBreaker:
         self._cluster.publish("leaving", self.state)
 
     def wake(self) -> None:
-        """Wake the consumer and all waiting messages, to check the state again."""
-        self.changed.set()
-        self._next_change.set()
-        self._next_change = asyncio.Event()
-
-    async def _wait_for_change(self, seconds: float) -> None:
-        change = self._next_change
-        try:
-            async with asyncio.timeout(seconds):
-                await change.wait()
-        except TimeoutError:
-            pass
+        """Have the consumer and all waiting messages check the state again."""
+        self._wake_up.all()
 
     # State changes
 
@@ -544,7 +398,7 @@ class CircuitBreaker:
         self._accepted_at = after.accepted_at
         self._retry_after_ends_at = after.retry_after.ends_at
         is_suspected = after.failures >= OUTAGE_REQUESTS
-        self._is_calm = after.open is None and not (is_suspected or self.is_paused_by_operator)
+        self._is_calm = after.open is None and not is_suspected
         self._is_healthy = (
             not after.failures
             and not after.ambiguous
@@ -572,8 +426,8 @@ class CircuitBreaker:
         is_new = before is None or before.reason != after.reason
         if is_new:
             if before is not None:
-                self.report.turn(before.reason)
-            self.report.begin(after.reason, status=after.status, code=after.code)
+                self._report.turn(before.reason)
+            self._report.begin(after.reason, status=after.status, code=after.code)
         self.wake()
         if is_from_peer:
             return
@@ -585,7 +439,7 @@ class CircuitBreaker:
     def _end(self, reason: PauseReason, *, is_from_peer: bool) -> None:
         if reason == "outage":
             self.rates.start_slowly(workers=1 + self._cluster.others)
-        self.report.end(reason)
+        self._report.end(reason)
         self._classifier.forget_refusals()
         if not is_from_peer:
             self._cluster.publish_closed(reason)

@@ -105,6 +105,9 @@ class FailureClassifier:
         # The last unknown refusal, and the messages in a row that received it.
         self._refusal: tuple[int | None, str | None] = (None, None)
         self._refused: set[str] = set()
+        # Messages whose answers may show that a wait is not for all: about to be sent, or sent
+        # since counting began.
+        self._others: set[str] = set()
         self._start_counting()
 
     def _start_counting(self) -> None:
@@ -116,12 +119,31 @@ class FailureClassifier:
         # Whether a later acceptance could prove anything about a message, number or sender.
         self.is_counting = False
 
+    @property
+    def has_others(self) -> bool:
+        """Whether there are messages whose answers may show that a wait is not for all."""
+        return bool(self._others)
+
+    def expect(self, key: str) -> None:
+        """Note that a message is about to be sent; `release` or `classify` ends that."""
+        if not self.is_subject(key):
+            self._others.add(key)
+
     def begin(self, key: str) -> int:
         """Note that a request is sent; return its number, for `classify`."""
         self._requests += 1
+        if self._others:
+            self._others.discard(key)
+        if self.is_counting and key not in self._messages:
+            self._others.add(key)
         if self._suspects and (suspect := self._suspects.get(key)) is not None:
             suspect.is_proven = self._accepted_at > suspect.answered_at
         return self._requests
+
+    def release(self, key: str) -> None:
+        """Note that a message leaves, sent or not."""
+        if self._others:
+            self._others.discard(key)
 
     def classify(
         self,
@@ -140,6 +162,8 @@ class FailureClassifier:
         open (`opened`), earlier evidence may no longer be valid, so no message is found at fault;
         and a refusal with the status that opened the breaker has the same cause.
         """
+        if self._others:
+            self._others.discard(key)
         if answer.fate is Fate.SENT:
             self._accept(key, recipient, sender, request_number)
             return answer

@@ -94,7 +94,7 @@ RESULTS = (
     *("server_error", "timeout", "connection_error", "protocol_error"),
 )
 WAIT_CAUSES = (
-    *("original", "peers", "order", "due", "slot", "pace", "rate", "probe"),
+    *("original", "peers", "order", "due", "slot", "retry_after", "broker", "rate", "probe"),
     *("retry_in_place", "next_try", "jitter", "publish"),
 )
 STATUSES = (

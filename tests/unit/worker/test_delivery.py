@@ -59,13 +59,13 @@ def test_a_wait_that_fails_is_measured(delivery: Delivery, clock: Clock) -> None
     """However it ends, it is over then."""
 
     def fail() -> None:
-        with delivery.waits("pace"):
+        with delivery.waits("retry_after"):
             clock.now += 3.0
             raise BrokerError("the channel is gone")
 
     with pytest.raises(BrokerError):
         fail()
-    assert delivery.waited_seconds == {"pace": 3.0}
+    assert delivery.waited_seconds == {"retry_after": 3.0}
     assert delivery.waiting_for is None
 
 
@@ -78,7 +78,9 @@ def test_who_waits_for_nothing_has_waited_for_nothing(delivery: Delivery, clock:
     assert not delivery.awaits_original
 
 
-GIVEN_BACK = {"peers", "order", "due", "slot", "pace", "rate", "probe", "next_try"}
+GIVEN_BACK = {
+    *("peers", "order", "due", "slot", "retry_after", "broker", "rate", "probe", "next_try")
+}
 
 
 @pytest.mark.parametrize("cause", get_args(WaitCause))

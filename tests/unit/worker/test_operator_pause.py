@@ -11,7 +11,7 @@ import pytest
 from bridge.amqp.client import Connection
 from bridge.worker import operator_pause
 from bridge.worker.operator_pause import STALE_SECONDS, OperatorPause
-from bridge.worker.service.breaker import CircuitBreaker
+from bridge.worker.pauses import WorkerPauses
 from tests.clock import Clock
 
 LITTLE = 1.0
@@ -24,18 +24,18 @@ class Node:
         self.knows = knows
 
 
-class Breaker:
+class Pauses:
     """A stand-in for the circuit breaker."""
 
-    is_paused_by_operator = False
+    by_operator = False
 
     def operator_paused(self) -> None:
         """Begin a pause."""
-        self.is_paused_by_operator = True
+        self.by_operator = True
 
     def operator_resumed(self) -> None:
         """End it."""
-        self.is_paused_by_operator = False
+        self.by_operator = False
 
 
 class World:
@@ -43,15 +43,15 @@ class World:
 
     def __init__(self) -> None:
         self.clock = Clock()
-        self.breaker = Breaker()
-        self.pause = OperatorPause("q", cast("CircuitBreaker", self.breaker), clock=self.clock)
+        self.pauses = Pauses()
+        self.pause = OperatorPause("q", cast("WorkerPauses", self.pauses), clock=self.clock)
         self.first = Node(knows=True)
         self.look(self.first)
 
     def look(self, node: Node) -> bool:
         """Look at a node, and say whether the worker is stopped then."""
         asyncio.run(self.pause.look(cast("Connection", node)))
-        return self.breaker.is_paused_by_operator
+        return self.pauses.by_operator
 
 
 @pytest.fixture

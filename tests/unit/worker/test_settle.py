@@ -26,9 +26,9 @@ from bridge.worker.deduplicator import (
     Released,
 )
 from bridge.worker.delivery import Delivery, WaitCause
-from bridge.worker.outcomes import Dead, Outcome, Policy, Retried, Sent
+from bridge.worker.outcomes import Dead, Outcome, Retried, Sent
 from bridge.worker.settle import MAX_UNCONFIRMED_SECONDS, Settler
-from tests.breakers import make_breaker
+from tests.breakers import Parts
 from tests.clock import LeapingWorld
 from tests.deliveries import make_delivery
 from tests.ears import Ears
@@ -50,12 +50,12 @@ class World(LeapingWorld):
         super().__init__()
         self.broker = Broker(self.loop)
         self.channel = Channel()
-        self.breaker = make_breaker(Policy.of(WorkerSettings()), self.metrics, clock=self.loop.time)
+        self.pauses = Parts(WorkerSettings(), self.metrics, clock=self.loop.time).pauses
         self.deduplicator = Deduplicator(heartbeat_seconds=10)
         self.settler = Settler(
             WorkerSettings(queue="q"),
             publisher=cast("Publisher", self.broker),
-            storage_watch=self.breaker,
+            pauses=self.pauses,
             repeated_copies=nobody_told(self.metrics),
             deduplicator=self.deduplicator,
             metrics=self.metrics,
@@ -232,13 +232,13 @@ def test_nothing_new_is_taken_while_anything_is_held_up(world: World) -> None:
         await asyncio.sleep(0)
         second = asyncio.create_task(world.settler.replace(world.delivery(), DEAD))
         await asyncio.sleep(0)
-        states.append(world.breaker.is_broker_blocked)
+        states.append(world.pauses.is_broker_blocked)
         # The second one fails twice more, the first only once.
         world.broker.faults = ["timeout"]
         await asyncio.wait({first, second}, return_when=asyncio.FIRST_COMPLETED)
-        states.append(world.breaker.is_broker_blocked)
+        states.append(world.pauses.is_broker_blocked)
         await asyncio.gather(first, second)
-        states.append(world.breaker.is_broker_blocked)
+        states.append(world.pauses.is_broker_blocked)
 
     world.broker.faults = ["timeout", "timeout"]
     world.run(look())
@@ -260,7 +260,7 @@ def test_a_copy_whose_confirm_is_late_is_published_once(world: World, ears: Ears
     assert world.replace(UNSENT) == pytest.approx(47.0)
     assert (world.broker.written, len(world.broker.published)) == (1, 1)
     assert [line["fault"] for line in ears.heard("not_stored")] == ["timeout"] * 4
-    assert not world.breaker.is_broker_blocked
+    assert not world.pauses.is_broker_blocked
     assert world.value("pauses_total", reason="broker_blocked") == 1
 
 
@@ -376,7 +376,7 @@ def test_a_copy_of_what_the_broker_delivers_again_is_given_up(world: World) -> N
 
     with pytest.raises(BrokerError, match=r"^the channel is gone$"):
         world.replace(UNSENT)
-    assert not world.breaker.is_broker_blocked
+    assert not world.pauses.is_broker_blocked
     assert world.broker.published == []
 
 
@@ -408,7 +408,7 @@ def test_a_copy_in_flight_when_the_channel_ended(
         world.run(replace())
 
     assert len(world.broker.published) == (0 if refused else 1)
-    assert not world.breaker.is_broker_blocked
+    assert not world.pauses.is_broker_blocked
 
 
 @pytest.mark.parametrize(
@@ -436,7 +436,7 @@ def test_when_too_many_stay_unacked_the_others_wait(world: World) -> None:
     world.run(world.settler.replace(world.delivery(body=LARGE), UNSENT))
 
     assert world.value("pauses_total", reason="broker_blocked") == 1
-    assert not world.breaker.is_broker_blocked
+    assert not world.pauses.is_broker_blocked
 
 
 @pytest.mark.parametrize(("refusal", "is_marked"), [(TOO_LARGE, False), (ENDED, True)])

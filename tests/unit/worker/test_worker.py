@@ -20,13 +20,9 @@ from bridge.worker.cluster.joint_pause import JointPause
 from bridge.worker.cluster.membership import Membership
 from bridge.worker.delivery import Delivery
 from bridge.worker.fates import Answer, judge_status
-from bridge.worker.limits.capacity import Capacity
-from bridge.worker.outcomes import Policy
 from bridge.worker.request import SendRequest
-from bridge.worker.service.account import Account
-from bridge.worker.service.sender import Sender
 from bridge.worker.worker import Worker
-from tests.breakers import make_breaker, open_breaker
+from tests.breakers import Parts, open_breaker
 from tests.clock import LeapingWorld
 from tests.deliveries import make_delivery
 from tests.ears import Ears
@@ -97,21 +93,12 @@ class World(LeapingWorld):
         self.service = Service(self.told)
         self.connection = Connection(self.told)
         settings = Settings(worker=WorkerSettings(queue="q", **own))
-        self.breaker = make_breaker(
-            Policy.of(settings.worker),
-            self.metrics,
-            limit=settings.worker.rate_limit,
-            clock=self.loop.time,
-        )
+        parts = Parts(settings.worker, self.metrics, clock=self.loop.time)
+        self.breaker, self.pauses = parts.breaker, parts.pauses
         self.worker = Worker(
             settings,
-            account=Account(
-                settings.worker,
-                sender=cast("Sender", self.service),
-                breaker=self.breaker,
-                capacity=Capacity(settings.worker, changed=self.breaker.changed),
-                metrics=self.metrics,
-            ),
+            account=parts.account(self.service),
+            pauses=parts.pauses,
             spans=None,
             publisher=cast("Publisher", self.broker),
             upkeep=cast("Upkeep", FixedTopology()),

@@ -7,7 +7,7 @@ event loop whose time leaps to the next timer.
 import asyncio
 from collections.abc import Iterator
 from contextlib import closing
-from typing import Any, cast
+from typing import Any
 
 import httpx
 import pytest
@@ -16,12 +16,10 @@ from bridge.config import RateLimitSettings, WorkerSettings
 from bridge.errors import BrokerError
 from bridge.worker.delivery import MAX_HOLD_SECONDS, Delivery
 from bridge.worker.fates import Answer, judge_status
-from bridge.worker.limits.capacity import Capacity
-from bridge.worker.outcomes import Dead, Outcome, Policy, Retried, Sent
+from bridge.worker.outcomes import Dead, Outcome, Retried, Sent
+from bridge.worker.pipeline import post_when_allowed
 from bridge.worker.request import SendRequest
-from bridge.worker.service.account import Account
-from bridge.worker.service.sender import Sender
-from tests.breakers import make_breaker, open_breaker
+from tests.breakers import Parts, open_breaker
 from tests.clock import LeapingWorld
 from tests.deliveries import make_delivery
 
@@ -89,18 +87,10 @@ class World(LeapingWorld):
         self.service = Service()
         self.session = Session()
         worker = WorkerSettings(queue="q", rate_limit=limit or RateLimitSettings(), **settings)
-        self.breaker = make_breaker(
-            Policy.of(worker), self.metrics, limit=worker.rate_limit, clock=self.loop.time
-        )
-        self.capacity = Capacity(worker, changed=self.breaker.changed, clock=self.loop.time)
-        self.account = Account(
-            worker,
-            sender=cast("Sender", self.service),
-            breaker=self.breaker,
-            capacity=self.capacity,
-            metrics=self.metrics,
-            now=self.loop.time,
-        )
+        parts = Parts(worker, self.metrics, clock=self.loop.time)
+        self.changed = parts.changed
+        self.breaker, self.pauses, self.capacity = parts.breaker, parts.pauses, parts.capacity
+        self.account = parts.account(self.service, now=self.loop.time)
 
     def delivery(self, key: str, **envelope: Any) -> Delivery:
         """Take a delivery of a message that came just now."""
@@ -110,7 +100,7 @@ class World(LeapingWorld):
     async def outcome_of(self, delivery: Delivery, to: str | None = None) -> Outcome:
         """Dispatch a delivery; unless it is said its message goes to a number of its own."""
         request = SendRequest.model_construct(to=to or delivery.envelope.key, sender="A", text="x")
-        outcome = await self.account.send(delivery, request)
+        outcome = await post_when_allowed(self.account, self.pauses, delivery, request)
         delivery.free_slot()
         return outcome
 
@@ -190,13 +180,13 @@ def test_each_wait_has_its_cause_and_they_add_up() -> None:
     with closing(World(limit)) as world:
         second = world.delivery("second", not_before=world.began + 4)
         # The first has its answer at 2; the token comes at 10, while the broker stores nothing.
-        world.at(9, lambda: world.breaker.block("sms.outbound.dead", "nacked"))
-        world.at(13, world.breaker.unblock)
+        world.at(9, lambda: world.pauses.block("sms.outbound.dead", "nacked"))
+        world.at(13, world.pauses.unblock)
         world.all_of(world.delivery("first"), second, to="same")
 
         waited = second.waited_seconds
-        assert list(waited) == ["due", "rate", "pace"]
-        assert waited == pytest.approx({"due": 4, "rate": 6, "pace": 3})
+        assert list(waited) == ["due", "rate", "broker"]
+        assert waited == pytest.approx({"due": 4, "rate": 6, "broker": 3})
         assert sum(waited.values()) + LATENCY_SECONDS == pytest.approx(second.held_seconds)
 
 
@@ -336,7 +326,7 @@ def test_who_waited_for_the_slot_is_the_probe_before_more_is_taken(world: World)
     world.service.script["first"] = [status(401)]
 
     async def consumer() -> tuple[str | None, int]:
-        await world.breaker.changed.wait()
+        await world.changed.wait()
         return world.breaker.paused, world.breaker.probes_wanted
 
     async def everyone() -> tuple[str | None, int]:
@@ -451,7 +441,7 @@ def test_short_slow_down_is_waited_for_here(world: World) -> None:
     assert isinstance(world.all_of(delivery)[0], Sent)
     (_, _), (again, _) = world.posts
     assert LATENCY_SECONDS + 5 <= again <= LATENCY_SECONDS + 6
-    assert delivery.waited_seconds == {"pace": pytest.approx(again - LATENCY_SECONDS)}
+    assert delivery.waited_seconds == {"retry_after": pytest.approx(again - LATENCY_SECONDS)}
 
 
 def test_long_slow_down_is_waited_for_on_the_ladder(world: World) -> None:
@@ -467,7 +457,7 @@ def test_slow_down_begins_while_another_waits_for_the_slot(world: World) -> None
     slow, other = world.delivery("m"), world.delivery("other")
     world.all_of(slow, other)
 
-    assert min(slow.waited_seconds["pace"], other.waited_seconds["pace"]) >= 5
+    assert min(slow.waited_seconds["retry_after"], other.waited_seconds["retry_after"]) >= 5
     assert [at < LATENCY_SECONDS + 5 for at, _ in world.posts] == [True, False, False]
 
 
@@ -524,7 +514,7 @@ def test_turn_that_has_come_is_forgotten() -> None:
 
 def test_nothing_is_posted_when_the_worker_stops(world: World) -> None:
     """What comes after the worker has been told to stop goes back to the queue."""
-    world.account.stop()
+    world.pauses.drain()
     with pytest.raises(BrokerError, match="go back to the queue"):
         world.one("m")
 
@@ -534,7 +524,7 @@ def test_nothing_is_posted_when_the_worker_stops(world: World) -> None:
 def test_stop_while_a_held_delivery_waits(world: World) -> None:
     """A delivery that is to be tried again is not, when the worker stops meanwhile."""
     world.service.script["m"] = [status(429, wait=20)]
-    world.at(LATENCY_SECONDS / 2, world.account.stop)
+    world.at(LATENCY_SECONDS / 2, world.pauses.drain)
     with pytest.raises(BrokerError, match="go back to the queue"):
         world.one("m")
 
@@ -587,7 +577,7 @@ def test_nothing_is_posted_while_the_session_is_in_doubt(world: World, *, is_ove
     assert world.loop.time() - world.began >= 5
 
 
-@pytest.mark.parametrize("waits_for", ["rate", "slot", "pace"])
+@pytest.mark.parametrize("waits_for", ["rate", "slot", "broker"])
 def test_cancelled_wait_gives_back_token_and_slot(waits_for: str) -> None:
     """A delivery that is given back while it waits costs those behind it neither token nor slot."""
     with closing(World(RateLimitSettings(per_second=0.1, burst=2), concurrency=1)) as world:
@@ -600,9 +590,9 @@ def test_cancelled_wait_gives_back_token_and_slot(waits_for: str) -> None:
             if waits_for == "rate":
                 tasks += [world.start(world.delivery("one more"))]
                 await asyncio.sleep(0)
-            if waits_for == "pace":
-                world.breaker.block("sms.outbound.dead", "nacked")
-                world.at(5, world.breaker.unblock)
+            if waits_for == "broker":
+                world.pauses.block("sms.outbound.dead", "nacked")
+                world.at(5, world.pauses.unblock)
             else:
                 tasks += [world.start(deliveries[0])]
             await asyncio.sleep(0.5)
@@ -619,7 +609,7 @@ def test_cancelled_wait_gives_back_token_and_slot(waits_for: str) -> None:
 
         assert waits_for in cancelled.waited_seconds
         assert world.posts[-1][1] == "behind"
-        expected = {"rate": 24, "slot": 12, "pace": 5}[waits_for]
+        expected = {"rate": 24, "slot": 12, "broker": 5}[waits_for]
         assert world.posts[-1][0] == pytest.approx(expected)
 
 

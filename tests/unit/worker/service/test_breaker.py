@@ -4,7 +4,6 @@ All run on an event loop whose time leaps to the next timer, so that nobody wait
 """
 
 import asyncio
-import dataclasses
 import itertools
 import random
 from collections.abc import Callable, Iterator
@@ -12,21 +11,25 @@ from typing import Any
 
 import pytest
 
+from bridge.config import WorkerSettings
 from bridge.worker.delivery import MAX_HOLD_SECONDS, Delivery
 from bridge.worker.fates import Answer, PauseReason, judge_failure, judge_status
-from bridge.worker.outcomes import Dead, Outcome, Policy, Retried, Sent
+from bridge.worker.outcomes import Dead, Outcome, Retried, Sent
 from bridge.worker.request import SendRequest
 from bridge.worker.service.breaker import BEHIND_SECONDS, PATIENCE_SECONDS, CircuitBreaker
 from bridge.worker.service.breaker_states import OUTAGE_REQUESTS
-from tests.breakers import make_breaker, open_breaker
+from tests.breakers import Parts, open_breaker
 from tests.clock import LeapingWorld
 from tests.deliveries import make_delivery
 from tests.ears import Ears
 
 OUTAGE_AFTER = 10.0
 FIRST_STEP, LAST_STEP = 5.0, 120.0
-POLICY = Policy(
-    max_attempts=6, max_uncertain_attempts=3, retry_delays_seconds=(FIRST_STEP, 30.0, LAST_STEP)
+SETTINGS = WorkerSettings(
+    queue="q",
+    max_attempts=6,
+    max_uncertain_attempts=3,
+    retry_delays=(FIRST_STEP, 30.0, LAST_STEP),
 )
 # Chance is left in: what holds, holds in each of so many runs.
 RUNS = 60
@@ -36,17 +39,22 @@ class World(LeapingWorld):
     """A breaker, its clock, and the metrics that it writes."""
 
     def breaker(
-        self, policy: Policy = POLICY, chance: Callable[[], float] = random.random
+        self, settings: WorkerSettings = SETTINGS, chance: Callable[[], float] = random.random
     ) -> CircuitBreaker:
         """Make a breaker on this world's clock."""
-        return make_breaker(policy, self.metrics, clock=self.loop.time, chance=chance)
+        parts = Parts(settings, self.metrics, clock=self.loop.time, chance=chance)
+        self.changed = parts.changed
+        parts.account(None)
+        return parts.breaker
 
     def turns(self, breaker: CircuitBreaker, number: int, sender: str = "A") -> list[float]:
         """Let deliveries wait for their turn together; return when each one went."""
 
         async def one() -> None:
+            # Of another sender than the messages with doubtful answers.
+            key = fresh()
+            await until_allowed(breaker, make_delivery(key), request_of(key, sender="B"))
             async with breaker.rates.token(sender, make_delivery().waits) as token:
-                await breaker.wait_for_retry_after(fresh())
                 token.spend()
 
         return self.moments(one() for _ in range(number))
@@ -92,6 +100,18 @@ def rule(
     return ruled(breaker, answer, make_delivery(key, **envelope), to, sender)
 
 
+async def until_allowed(
+    breaker: CircuitBreaker, delivery: Delivery, request: SendRequest
+) -> Retried | None:
+    """Wait as an account does."""
+    while (verdict := breaker.check(delivery, request)) is not None:
+        if isinstance(verdict, Retried):
+            return verdict
+        with delivery.waits(verdict.cause):
+            await breaker._wake_up.wait(verdict.seconds)
+    return None
+
+
 def request_of(key: str, to: str = "", sender: str = "A") -> SendRequest:
     """Make a request; `to` is the message's own number if unnamed."""
     return SendRequest.model_construct(to=to or key, sender=sender, text="x")
@@ -108,11 +128,26 @@ def ruled(
 ) -> Outcome | None:
     """Say what the answer to a delivery means, of a request that begins now or `began` before."""
     key = delivery.envelope.key
-    number = breaker.begin(key) if began is None else began
-    breaker.end(number)
+    number = breaker.classifier.begin(key) if began is None else began
     request = request_of(key, to, sender)
-    answer = breaker.classify(answer, delivery, request, request_number=number)
+    answer = classify(breaker, answer, delivery, request, number)
     return breaker.record(answer, delivery, request)
+
+
+def classify(
+    breaker: CircuitBreaker, answer: Answer, delivery: Delivery, request: SendRequest, number: int
+) -> Answer:
+    """Say whom an answer concerns, as an account does."""
+    envelope = delivery.envelope
+    return breaker.classifier.classify(
+        answer,
+        envelope.key,
+        request.to,
+        request.sender,
+        request_number=number,
+        is_known=envelope.put_off_for == "singled_out",
+        opened=breaker.open,
+    )
 
 
 def note(breaker: CircuitBreaker, answer: Answer, times: int = 1) -> None:
@@ -123,9 +158,9 @@ def note(breaker: CircuitBreaker, answer: Answer, times: int = 1) -> None:
         breaker.give_up_probe(key)
 
 
-def down(world: World, policy: Policy = POLICY) -> CircuitBreaker:
+def down(world: World, settings: WorkerSettings = SETTINGS) -> CircuitBreaker:
     """Make a breaker that is paused for an outage."""
-    breaker = world.breaker(policy=policy)
+    breaker = world.breaker(settings)
     world.passes(OUTAGE_AFTER)
     note(breaker, FAILED, 10)
     assert breaker.paused == "outage"
@@ -176,18 +211,6 @@ def test_wait_is_prolonged_for_those_who_wait(world: World) -> None:
     world.loop.call_later(3, note, breaker, status(429, wait=20))
 
     assert world.turns(breaker, 1)[0] >= 23
-
-
-def test_waits_for_the_service_are_counted(world: World) -> None:
-    """The time that deliveries wait because of the service is counted as such."""
-    breaker = world.breaker()
-    note(breaker, status(429, wait=5))
-    world.turns(breaker, 2)
-
-    counted = world.value("throttled_seconds_total", cause="retry_after")
-
-    assert counted is not None
-    assert 10 <= counted <= 11
 
 
 def test_own_back_off(world: World) -> None:
@@ -269,13 +292,13 @@ async def admit(
 ) -> float | None:
     """Ask whether a message may go; if not, return how long it waits on the ladder."""
     delivery = make_delivery(key, attempts=attempts, **envelope)
-    postponed = await breaker.wait_until_allowed(delivery, request_of(key, to))
+    postponed = await until_allowed(breaker, delivery, request_of(key, to))
     return None if postponed is None else postponed.delay_seconds
 
 
 def is_probe(breaker: CircuitBreaker, key: str) -> bool:
     """Say whether a message is the probe of a pause."""
-    return breaker.paused is not None and breaker.may_post(key)
+    return breaker.paused is not None and breaker.admits(key)
 
 
 def test_nothing_is_held_for_a_long_wait(world: World) -> None:
@@ -418,12 +441,12 @@ def test_fault_of_the_setup_may_be_one_messages(world: World, answer: Answer) ->
     outcomes = [rule(breaker, answer, key, "bad", attempts=2) for key in ("own", "next", "own")]
     assert [reason(outcome) for outcome in outcomes] == ["singled_out"] * 3
     assert [delay(outcome) for outcome in outcomes] == [120.0] * 3
-    assert not breaker.takes_nothing
+    assert breaker.paused is None
     last = rule(breaker, answer, "own", "bad", attempts=5)
     assert reason(last) == "exhausted"
     # For a message to another number it is new.
     rule(breaker, answer, "new")
-    assert breaker.takes_nothing
+    assert breaker.paused is not None
 
 
 @pytest.mark.parametrize("code", [407, 426, 511, 302])
@@ -461,26 +484,11 @@ def close(breaker: CircuitBreaker) -> None:
     breaker.peer_closed()
 
 
-def block(breaker: CircuitBreaker) -> None:
-    """Have the broker refuse a dead letter."""
-    breaker.block("sms.outbound.dead", "nacked")
-
-
-CHANGES: dict[str, Callable[[CircuitBreaker], object]] = {
-    "pause": lambda breaker: open_breaker(breaker, "operator"),
-    "block": block,
-}
-
-
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_change_wakes_the_consumer(
-    world: World, change: Callable[[CircuitBreaker], object]
-) -> None:
+def test_change_wakes_the_consumer(world: World) -> None:
     """What changes how much is taken wakes the consumer."""
-    breaker = world.breaker()
-    change(breaker)
+    open_breaker(world.breaker(), "outage")
 
-    assert breaker.changed.is_set()
+    assert world.changed.is_set()
 
 
 def reason(outcome: Outcome | None) -> str | None:
@@ -691,9 +699,7 @@ def test_new_key_while_the_probe_is_under_way(world: World) -> None:
 
 # --- Outages and the attempts of messages ---------------------------------------------------------
 
-ONE_TRY = Policy(
-    max_attempts=1, max_uncertain_attempts=1, retry_delays_seconds=POLICY.retry_delays_seconds
-)
+ONE_TRY = SETTINGS.model_copy(update={"max_attempts": 1, "max_uncertain_attempts": 1})
 
 
 def test_what_has_failed_waits_while_it_looks_like_an_outage(world: World) -> None:
@@ -899,8 +905,8 @@ def test_key_revoked_under_load(world: World) -> None:
     note(breaker, ACCEPTED)
     messages = [make_delivery(fresh()) for _ in range(50)]
     late = make_delivery("late")
-    began = [breaker.begin(message.envelope.key) for message in messages]
-    late_began = breaker.begin("late")
+    began = [breaker.classifier.begin(message.envelope.key) for message in messages]
+    late_began = breaker.classifier.begin("late")
     for _ in range(2):
         outcomes = [
             ruled(breaker, FORBIDDEN, message, began=moment)
@@ -910,7 +916,7 @@ def test_key_revoked_under_load(world: World) -> None:
         assert {reason(outcome) for outcome in outcomes} == {"ambiguous", "held"}
         # It was sent before the key was revoked, by a slow backend.
         ruled(breaker, ACCEPTED, late, began=late_began)
-        began = [breaker.begin(message.envelope.key) for message in messages]
+        began = [breaker.classifier.begin(message.envelope.key) for message in messages]
 
     assert breaker.paused == "credentials_rejected"
 
@@ -982,7 +988,7 @@ def test_limit_of_one_number(world: World) -> None:
     assert (again.reason, again.burned, again.delay_seconds) == ("singled_out", True, 30.0)
     # Nobody waits for it, nor for another message to its number.
     assert reason(rule(breaker, LIMITED, "next", "bad")) == "singled_out"
-    assert breaker.may_go_now
+    assert not breaker.retry_after_seconds
     assert reason(rule(breaker, LIMITED, "bad", attempts=5)) == "exhausted"
 
 
@@ -1007,7 +1013,7 @@ def test_limit_for_all_after_a_message_was_singled_out(world: World) -> None:
 
     assert isinstance(outcome, Retried)
     assert (outcome.reason, outcome.burned) == ("rate_limited", False)
-    assert not breaker.may_go_now
+    assert breaker.retry_after_seconds
 
 
 def test_limited_message_makes_room_for_others(world: World) -> None:
@@ -1015,9 +1021,9 @@ def test_limited_message_makes_room_for_others(world: World) -> None:
     breaker = world.breaker()
     assert rule(breaker, LIMITED, "bad") is None
     world.passes(30)
-    other = breaker.line_up("other")
+    breaker.classifier.expect("other")
     assert rule(breaker, LIMITED, "bad") is None
-    breaker.leave_line(is_other=other)
+    breaker.classifier.release("other")
     world.passes(30)
     outcome = rule(breaker, LIMITED, "bad")
 
@@ -1055,7 +1061,7 @@ def test_limit_of_one_sender(world: World) -> None:
     assert (outcome.reason, outcome.burned) == ("rate_limited", False)
     assert 20 <= sender_wait(world, breaker, "slow") <= 22
     assert sender_wait(world, breaker, "fast") == 0
-    assert breaker.may_go_now
+    assert not breaker.retry_after_seconds
     # The first message of the sender that is taken ends its wait.
     rule(breaker, ACCEPTED, "third", sender="slow")
     assert breaker._sender_waits.is_empty
@@ -1071,7 +1077,7 @@ def test_a_sender_that_is_taken_since_is_not_the_limited_one(world: World) -> No
         rule(breaker, ACCEPTED, fresh(), sender="B")
     rule(breaker, LIMITED, "later")
 
-    assert not breaker.may_go_now
+    assert breaker.retry_after_seconds
     assert breaker._sender_waits.is_empty
 
 
@@ -1082,10 +1088,10 @@ def test_a_number_that_is_answered_otherwise_is_not_the_limited_one(world: World
     world.passes(30)
     note(breaker, ACCEPTED, 100)
     rule(breaker, status(422), "first", "bad")
-    assert breaker.is_closed
+    assert breaker.admits_all
 
     assert rule(breaker, LIMITED, "second", "bad") is None
-    assert not breaker.may_go_now
+    assert breaker.retry_after_seconds
 
 
 def test_code_that_speaks_of_a_sender(world: World) -> None:
@@ -1101,7 +1107,7 @@ def test_code_that_speaks_of_a_sender(world: World) -> None:
         step <= wait <= step * 1.1 + 0.001
         for wait, step in zip(waits, [1, 2, 4, 8, 16, 32, 60, 60], strict=True)
     )
-    assert breaker.may_go_now
+    assert not breaker.retry_after_seconds
     assert breaker.paused is None
 
 
@@ -1115,7 +1121,7 @@ def test_long_wait_of_one_number_is_checked(world: World) -> None:
 
     assert 0.8 <= world.seconds(admit(breaker, "good")) <= 1
     rule(breaker, ACCEPTED, "good")
-    assert not breaker.takes_nothing
+    assert world.value("paused", reason="rate_limited") == 0
     assert reason(rule(breaker, status(429, wait=900), "bad")) == "singled_out"
 
 
@@ -1153,15 +1159,13 @@ def test_limited_message_goes_behind_others(world: World) -> None:
     rule(breaker, status(429, wait=5), "bad")
 
     async def go(key: str) -> None:
-        await breaker.wait_until_allowed(make_delivery(key, clock=world.loop.time), request_of(key))
-        await breaker.wait_for_retry_after(key)
-        number = breaker.begin(key)
+        await until_allowed(breaker, make_delivery(key, clock=world.loop.time), request_of(key))
+        number = breaker.classifier.begin(key)
         await asyncio.sleep(0.3)
         left.append(key)
-        breaker.end(number)
         answer = status(429, wait=5) if key == "bad" else ACCEPTED
         delivery = make_delivery(key)
-        answer = breaker.classify(answer, delivery, request_of(key), request_number=number)
+        answer = classify(breaker, answer, delivery, request_of(key), number)
         breaker.record(answer, delivery, request_of(key))
 
     async def both() -> None:
@@ -1169,7 +1173,7 @@ def test_limited_message_goes_behind_others(world: World) -> None:
 
     assert world.seconds(both()) < 5.5 + 2 * 0.3 + 0.1
     assert left == ["good", "bad"]
-    assert breaker.may_go_now
+    assert not breaker.retry_after_seconds
 
 
 def test_limited_message_that_is_alone_does_not_wait_for_others(world: World) -> None:
@@ -1184,7 +1188,7 @@ def test_limited_message_does_not_wait_for_others_for_long(world: World) -> None
     """Others that are answered late hold it up for some seconds at most."""
     breaker = world.breaker()
     rule(breaker, status(429, wait=5), "bad")
-    breaker.begin("slow")
+    breaker.classifier.begin("slow")
 
     assert world.seconds(admit(breaker, "bad")) <= 5.5 + BEHIND_SECONDS + 0.1
 
@@ -1196,15 +1200,14 @@ def test_limited_message_does_not_wait_through_one_wait_after_the_other(world: W
 
     async def others() -> None:
         for _ in range(200):
-            await asyncio.sleep(1)
+            await asyncio.sleep(1.2)
             note(breaker, status(429, wait=1))
-            breaker.begin(fresh())
+            breaker.classifier.begin(fresh())
 
     async def both() -> None:
         busy = asyncio.create_task(others())
-        await breaker.wait_until_allowed(
-            make_delivery("bad", clock=world.loop.time), request_of("bad")
-        )
+        delivery = make_delivery("bad", clock=world.loop.time)
+        await until_allowed(breaker, delivery, request_of("bad"))
         busy.cancel()
 
     assert world.seconds(both()) <= MAX_HOLD_SECONDS + 2
@@ -1216,7 +1219,7 @@ def test_other_worker_has_singled_it_out(world: World) -> None:
     outcome = rule(breaker, LIMITED, "bad", put_off_for="singled_out", attempts=1)
 
     assert reason(outcome) == "singled_out"
-    assert breaker.may_go_now
+    assert not breaker.retry_after_seconds
 
 
 def test_503_of_one_message_is_no_outage(world: World) -> None:
@@ -1309,54 +1312,6 @@ def test_probe_that_is_refused_so_ends_no_pause(world: World) -> None:
         world.run(admit(breaker, "probe"))
         assert reason(rule(breaker, UNKNOWN, "probe")) == "held"
         assert breaker.paused == "misconfigured"
-
-
-# --- A broker that stores nothing ----------------------------------------------------------------
-
-
-def test_blocked_worker_sends_nothing(world: World) -> None:
-    """While the broker stores nothing no delivery has its turn."""
-    breaker = world.breaker()
-    block(breaker)
-    world.loop.call_later(7, breaker.unblock)
-
-    assert world.turns(breaker, 3) == pytest.approx([7, 7, 7])
-
-
-def test_blocked_is_told(world: World, ears: Ears) -> None:
-    """That the broker stores nothing is known, shown, counted and logged, once."""
-    breaker = world.breaker()
-    block(breaker)
-    block(breaker)
-
-    assert (
-        breaker.is_broker_blocked,
-        world.value("paused", reason="broker_blocked"),
-        world.value("pauses_total", reason="broker_blocked"),
-    ) == (True, 1, 1)
-    assert ears.heard("paused") == [
-        {"reason": "broker_blocked", "queue": "sms.outbound.dead", "fault": "nacked"}
-    ]
-
-
-def test_what_is_not_stored_by_now_is_told(world: World) -> None:
-    """While it lasts the facts name the queue and the fault that came last."""
-    breaker = world.breaker()
-    breaker.block("sms.outbound.retry.5s", "timeout")
-    block(breaker)
-    (facts,) = breaker.report.facts()
-
-    assert (facts["queue"], facts["fault"]) == ("sms.outbound.dead", "nacked")
-
-
-def test_unblocked(world: World, ears: Ears) -> None:
-    """When the broker stores again nothing is left of it, and the log says so."""
-    breaker = world.breaker()
-    block(breaker)
-    breaker.unblock()
-
-    assert (breaker.is_broker_blocked, world.value("paused", reason="broker_blocked")) == (False, 0)
-    assert ears.heard("resumed") == [{"reason": "broker_blocked"}]
 
 
 # --- After an outage -----------------------------------------------------------------------------
@@ -1535,7 +1490,7 @@ def test_answer_about_the_message_counts_in_a_pause(world: World) -> None:
 )
 def test_parking(world: World, worker: Any, message: Any, ends: type[Outcome]) -> None:
     """What may have been sent is dead at once where the message, or else the worker, says so."""
-    breaker = world.breaker(policy=dataclasses.replace(POLICY, on_uncertain=worker))
+    breaker = world.breaker(SETTINGS.model_copy(update={"on_uncertain": worker}))
 
     assert isinstance(rule(breaker, LOST, "m", on_uncertain=message), ends)
 
@@ -1554,94 +1509,9 @@ def test_acceptance_ends_what_is_known_of_a_message(world: World) -> None:
 def test_wait_to_probe_is_measured(world: World) -> None:
     """What a message waits for in a pause is the probe; without a pause it waits for nothing."""
     breaker, delivery = world.breaker(), make_delivery("m", clock=world.loop.time)
-    world.run(breaker.wait_until_allowed(delivery, request_of("m")))
+    world.run(until_allowed(breaker, delivery, request_of("m")))
     assert delivery.waited_seconds == {}
 
     open_breaker(breaker, "misconfigured")
-    waited = world.seconds(breaker.wait_until_allowed(delivery, request_of("m")))
+    waited = world.seconds(until_allowed(breaker, delivery, request_of("m")))
     assert delivery.waited_seconds == {"probe": pytest.approx(waited)}
-
-
-# --- An operator's pause --------------------------------------------------------------------------
-
-
-def test_held_is_told(world: World, ears: Ears) -> None:
-    """That an operator has paused the worker is known, shown, counted and logged, once."""
-    breaker = world.breaker()
-    breaker.operator_paused()
-    breaker.operator_paused()
-
-    assert (
-        breaker.paused,
-        breaker.takes_nothing,
-        world.value("paused", reason="operator"),
-        world.value("pauses_total", reason="operator"),
-    ) == ("operator", True, 1, 1)
-    assert ears.heard("paused") == [{"reason": "operator"}]
-
-
-def test_released(world: World, ears: Ears) -> None:
-    """When the operator ends it nothing is left of it; without a pause nothing is changed."""
-    breaker = world.breaker()
-    breaker.operator_resumed()
-    breaker.operator_paused()
-    breaker.operator_resumed()
-
-    assert (breaker.paused, world.value("paused", reason="operator")) == (None, 0)
-    assert breaker.is_closed
-    assert breaker.may_post("a")
-    assert ears.heard("resumed") == [{"reason": "operator"}]
-
-
-def test_held_worker_takes_no_probe(world: World) -> None:
-    """In an operator's pause nothing goes, not even the probe of another pause, which goes on."""
-
-    def seen() -> tuple[PauseReason | None, int]:
-        return breaker.paused, breaker.probes_wanted
-
-    breaker = world.breaker()
-    open_breaker(breaker, "outage")
-    breaker.operator_paused()
-    assert seen() == ("operator", 0)
-    assert not breaker.may_post("a")
-
-    breaker.operator_resumed()
-    assert seen() == ("outage", 1)
-
-
-def test_held_worker_admits_nothing(world: World) -> None:
-    """What is taken and not posted learns at once to come again, in another pause too."""
-    breaker = world.breaker()
-    breaker.operator_paused()
-    before = world.loop.time()
-    assert not breaker.is_closed
-    assert world.run(admit(breaker)) == FIRST_STEP
-    assert not breaker.may_post("m")
-
-    open_breaker(breaker, "outage")
-    assert world.run(admit(breaker)) == FIRST_STEP
-    assert world.loop.time() == before
-
-
-def test_an_operators_pause_ends_the_wait_of_a_held_probe(world: World) -> None:
-    """What waits to be the probe of another pause goes away at once when an operator pauses."""
-    breaker = paused(world)
-    waits_of(world, breaker, 8, "only")
-    world.loop.call_later(3, breaker.operator_paused)
-    before = world.loop.time()
-
-    assert world.run(admit(breaker, "only")) == FIRST_STEP
-    assert world.loop.time() == pytest.approx(before + 3)
-
-
-def test_operators_pause_is_no_outage(world: World) -> None:
-    """That nothing was accepted in it does not make the first failures after it an outage."""
-    breaker = world.breaker()
-    for _ in range(OUTAGE_REQUESTS - 1):
-        note(breaker, status(500))
-    breaker.operator_paused()
-    world.run(asyncio.sleep(3600))
-    breaker.operator_resumed()
-    note(breaker, status(500))
-
-    assert breaker.paused is None
