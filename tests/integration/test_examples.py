@@ -536,8 +536,8 @@ async def test_what_cannot_be_read_becomes_a_dead_letter(
 ) -> None:
     """The program goes on, and the events around are handled."""
     subscriber = await subscribe(tmp_path / "events")
-    # The shell's sees no difference between these and an event that fails: each takes seconds.
-    poison = POISON[:2] if not built[0].hands_over_headers else (*POISON, NO_UTF8)
+    # The shell's tries these as often as an event that fails, which takes seconds for each.
+    poison = POISON[:1] if not built[0].hands_over_headers else (*POISON, NO_UTF8)
     events = [_event(canaries, f"SM-{n}", "message.received") for n in range(len(poison))]
     for body, event in zip(poison, events, strict=True):
         await subscriber.amqp.publish(TEAM_QUEUE, body, content_type="application/json")
