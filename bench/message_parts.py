@@ -286,8 +286,7 @@ class Bench:
         identification, settler = self.worker._identification, self.worker._settler
         self.end(None)
         for delivery in deliveries:
-            identity = identification.identity_of(delivery.envelope, delivery.body)
-            verdict = await identification.identify(delivery, identity)
+            verdict = await identification.identify(delivery)
             accepted = Accepted(1, sent.status, sent.provider_id, 0.0)
             identification.settle(cast("New", verdict).in_flight, accepted, acked=True)
         self.end("it is identified and settled")

@@ -39,7 +39,7 @@ class Identification:
     ) -> None:
         self._is_stopping = False
         self.deduplicator = deduplicator
-        self.identity_of = identity_of
+        self._identity_of = identity_of
         self._questions = questions
         self._repeated_copies = repeated_copies
         self._cluster = cluster
@@ -52,12 +52,16 @@ class Identification:
     async def learn(self, delivery: Delivery) -> None:
         """Ask the other workers what they know of a redelivery, and pass it to the deduplicator."""
         if not self._is_stopping:
-            identity = self.identity_of(delivery.envelope, delivery.body)
-            await self._questions.learn_of(delivery, identity)
+            await self._questions.learn_of(delivery, self.identity_of(delivery))
             delivery.is_asked_for = True
 
-    async def identify(self, delivery: Delivery, identity: MessageIdentity) -> Verdict:
+    def identity_of(self, delivery: Delivery) -> MessageIdentity:
+        """Return the identity of a delivery."""
+        return self._identity_of(delivery.envelope, delivery.body)
+
+    async def identify(self, delivery: Delivery) -> Verdict:
         """Return the verdict on a delivery; `Wait` if the original may stay in flight for long."""
+        identity = self._identity_of(delivery.envelope, delivery.body)
         if identity.copies:
             # If a copy was published twice, neither of the two may be marked as redelivered.
             delivery.redelivered = self._repeated_copies.may_be_one(

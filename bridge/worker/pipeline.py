@@ -12,7 +12,7 @@ from bridge.config import WorkerSettings
 from bridge.errors import BrokerError, CopyRefusedError, InvalidMessageError
 from bridge.telemetry.logs import Log
 from bridge.worker.announcer import Announcer
-from bridge.worker.deduplicator import MessageIdentity, New, Released, Repeat, Wait
+from bridge.worker.deduplicator import New, Released, Repeat, Wait
 from bridge.worker.delivery import Delivery
 from bridge.worker.envelope import Envelope, read_envelope
 from bridge.worker.identification import Identification
@@ -70,8 +70,7 @@ class Pipeline:
         """
         if self._spans is not None:
             self._spans.begin(delivery)
-        identity = self._identification.identity_of(delivery.envelope, delivery.body)
-        match await self._identification.identify(delivery, identity):
+        match await self._identification.identify(delivery):
             case New() as new:
                 outcome = await self._send_and_store(delivery, new)
                 at = self._settle(delivery, new, outcome)
@@ -79,9 +78,9 @@ class Pipeline:
                     delivery.properties, delivery.envelope, outcome, at, trace=delivery.trace
                 )
             case Repeat(first=first):
-                await self._settle_repeat(delivery, identity, first)
+                await self._settle_repeat(delivery, first)
             case Wait():
-                await self._put_off_repeat(delivery, identity)
+                await self._put_off_repeat(delivery)
 
     # New messages
 
@@ -173,18 +172,17 @@ class Pipeline:
 
     # Repeats
 
-    async def _settle_repeat(
-        self, delivery: Delivery, identity: MessageIdentity, first: Accepted | None
-    ) -> None:
+    async def _settle_repeat(self, delivery: Delivery, first: Accepted | None) -> None:
         """Ack a repeat of a settled message, and publish the outcome of the original in reply."""
         acked = self._settler.ack(delivery, None)
-        self._deduplicator.note_repeat(identity, acked=acked)
+        self._deduplicator.note_repeat(self._identification.identity_of(delivery), acked=acked)
         await self._announcer.answer_repeat(
             delivery.properties, delivery.envelope, first, trace=delivery.trace
         )
 
-    async def _put_off_repeat(self, delivery: Delivery, identity: MessageIdentity) -> None:
+    async def _put_off_repeat(self, delivery: Delivery) -> None:
         """Replace a repeat by a retry copy; the original may be settled when it comes back."""
+        identity = self._identification.identity_of(delivery)
         released = self._deduplicator.take_released_repeat(
             identity, redelivered=delivery.redelivered
         )
