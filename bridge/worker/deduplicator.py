@@ -27,7 +27,7 @@ from bridge.amqp.publication import Publication
 from bridge.config import WorkerSettings
 from bridge.ttl_cache import MAX_ENTRIES, ExpiringMap, TtlCache
 from bridge.worker.envelope import Envelope
-from bridge.worker.outcomes import Outcome
+from bridge.worker.outcomes import Dead, Retried
 from bridge.worker.request import RequestReader, SendRequest
 from bridge.worker.sent_messages import SENT_SECONDS, Accepted, SentMessages
 
@@ -137,7 +137,7 @@ class Released:
     """
 
     envelope: Envelope
-    outcome: Outcome | None
+    outcome: Retried | Dead | None
     replacement: Publication | None = None
     waits_in_place: bool = False
 

@@ -86,7 +86,8 @@ class Pipeline:
 
     async def _send_and_store(self, delivery: Delivery, new: New) -> Outcome:
         """Send a message, unless its outcome is decided, and publish its replacement, if any."""
-        outcome = recalled = _go_on_with(delivery, new.released)
+        recalled = _go_on_with(delivery, new.released)
+        outcome: Outcome | None = recalled
         try:
             if outcome is None:
                 outcome = await self._send(delivery)
@@ -95,7 +96,8 @@ class Pipeline:
                 delivery.envelope = count_attempt(delivery.envelope, outcome)
                 outcome = None
                 outcome = await self._send(delivery)
-            await self._settler.replace(delivery, outcome)
+            if not isinstance(outcome, Sent):
+                await self._settler.replace(delivery, outcome)
         except BaseException as error:
             self._release(delivery, new, outcome, is_refused=isinstance(error, CopyRefusedError))
             raise
@@ -137,7 +139,7 @@ class Pipeline:
         """Remember the state of a message that goes back to the queue unsettled."""
         released = Released(
             delivery.envelope,
-            _rest_of(delivery, outcome),
+            None if isinstance(outcome, Sent) else _rest_of(delivery, outcome),
             delivery.replacement,
             # An interrupted wait is resumed; its attempt is counted when the wait is over.
             waits_in_place=self._is_ordered and _is_tried_again(outcome),
@@ -195,7 +197,7 @@ class Pipeline:
             raise
         self._settler.ack(delivery, outcome)
 
-    def _outcome_of_repeat(self, delivery: Delivery) -> Outcome:
+    def _outcome_of_repeat(self, delivery: Delivery) -> Retried | Dead:
         try:
             delivery.envelope = self._read_envelope(delivery)
         except InvalidMessageError as error:
@@ -231,7 +233,7 @@ async def post_when_allowed(
         account.release(delivery)
 
 
-def _go_on_with(delivery: Delivery, released: Released | None) -> Outcome | None:
+def _go_on_with(delivery: Delivery, released: Released | None) -> Retried | Dead | None:
     """Restore the state of a delivery that was released before; return its outcome, if decided."""
     if released is None:
         return None
@@ -244,7 +246,7 @@ def _is_tried_again(outcome: Outcome | None) -> TypeGuard[Retried]:
     return isinstance(outcome, Retried) and outcome.reason != "not_before"
 
 
-def _rest_of(delivery: Delivery, outcome: Outcome | None) -> Outcome | None:
+def _rest_of(delivery: Delivery, outcome: Retried | Dead | None) -> Retried | Dead | None:
     """Shorten the wait before the next attempt by the time already waited."""
     waited_seconds = delivery.waited_seconds.get("next_try")
     if waited_seconds is None or not _is_tried_again(outcome):

@@ -99,15 +99,13 @@ class Settler:
         self._unstored: set[Delivery] = set()
         self.queue_missing = asyncio.Event()
 
-    async def replace(self, delivery: Delivery, outcome: Outcome) -> None:
+    async def replace(self, delivery: Delivery, outcome: Retried | Dead) -> None:
         """Publish the copy that an outcome requires, and return when it is confirmed.
 
         Retries for as long as the broker does not store it. Raises BrokerError if the session is
         over, so that the broker redelivers the message, and CopyRefusedError if the broker refuses
         this copy.
         """
-        if isinstance(outcome, Sent):
-            return
         if isinstance(outcome, Retried) and outcome.burned:
             with delivery.waits("jitter"):
                 await self._spread(outcome.delay_seconds)

@@ -36,7 +36,7 @@ from bridge.worker.deduplicator import Deduplicator, MessageIdentity, Released, 
 from bridge.worker.delivery import Delivery
 from bridge.worker.envelope import Envelope, read_envelope
 from bridge.worker.metrics import WorkerMetrics
-from bridge.worker.outcomes import Dead, Outcome, Retried
+from bridge.worker.outcomes import Dead, Retried
 
 # How often an open question is repeated, because it or its answer may have been lost.
 ASK_AGAIN_SECONDS: Final = 1.0
@@ -420,7 +420,7 @@ def read_released(
     if told is None:
         return Released(envelope, None)
     shared: dict[str, Any] = {name: getattr(told, name) for name in (*_SHARED, "detail")}
-    outcome: Outcome = (
+    outcome: Retried | Dead = (
         Dead(**shared)
         if told.is_dead
         else Retried(

@@ -31,7 +31,7 @@ from bridge.worker.deduplicator import (
     unsure_ack_seconds,
 )
 from bridge.worker.envelope import Envelope
-from bridge.worker.outcomes import Sent
+from bridge.worker.outcomes import Dead
 from bridge.worker.request import OpenSendRequest, SendRequest
 from bridge.worker.sent_messages import LEAST_OWN, SENT_SECONDS, Accepted
 from tests.clock import Clock
@@ -39,7 +39,7 @@ from tests.clock import Clock
 BODY = b'{"to":"+491713920001","from":"Acme","text":"Hi"}'
 DECISION = Released(
     Envelope(key="k", message_id="m", published_at=None, first_delivered_at=0.0),
-    Sent(status=200),
+    Dead(reason="refused", detail="no"),
 )
 
 ACCEPTED = Accepted(attempts=2, status=202, provider_id="sms-1", at=1_800_000_000.123)

@@ -83,7 +83,7 @@ class World(LeapingWorld):
             assert isinstance(verdict, New)
             self.deduplicator.set_aside(verdict.in_flight, released)
 
-    def replace(self, outcome: Outcome) -> float:
+    def replace(self, outcome: Retried | Dead) -> float:
         """Publish what an outcome asks for, and return after how long it was confirmed."""
         return self.seconds(self.settler.replace(self.delivery(), outcome))
 
@@ -174,7 +174,7 @@ def test_a_copy_fits_what_the_broker_takes_now(
     ],
 )
 def test_messages_that_failed_together_come_back_apart(
-    world: World, outcome: Outcome, seconds: float
+    world: World, outcome: Retried | Dead, seconds: float
 ) -> None:
     """A copy for a retry waits at most a fifth of its step, and a second, if an attempt failed."""
     assert world.replace(outcome) == pytest.approx(seconds)

@@ -22,7 +22,7 @@ from bridge.worker.deduplicator import (
 )
 from bridge.worker.delivery import Delivery
 from bridge.worker.envelope import COPIES, FIRST_DELIVERED_AT
-from bridge.worker.outcomes import Outcome
+from bridge.worker.outcomes import Dead, Retried
 from bridge.worker.sent_messages import Accepted
 from tests.clock import LeapingWorld
 from tests.deliveries import make_delivery
@@ -168,7 +168,9 @@ class Colleague:
         if self._deduplication is not None:
             self._deduplication.end(claim.identity, accepted)
 
-    def release(self, claim: InFlight, delivery: Delivery, outcome: Outcome | None = None) -> None:
+    def release(
+        self, claim: InFlight, delivery: Delivery, outcome: Retried | Dead | None = None
+    ) -> None:
         """Give back what was taken."""
         self.deduplicator.release(claim, Released(delivery.envelope, outcome))
         if self._deduplication is not None:
