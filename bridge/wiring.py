@@ -18,8 +18,8 @@ from bridge.config import Role, Settings
 from bridge.config.loading import REVISION_VARIABLE
 from bridge.credentials import Secrets
 from bridge.errors import ConfigError
-from bridge.http.admin import LIMITS as ADMIN_LIMITS
-from bridge.http.admin import Health, admin_handler
+from bridge.http.admin_port import LIMITS as ADMIN_LIMITS
+from bridge.http.admin_port import Health, admin_handler
 from bridge.http.listener import Listener
 from bridge.http.service import Hooks, fit_open_files
 from bridge.start_checks import broker_login, webhook_endpoints

@@ -1,1 +1,1 @@
-"""What people do from the command line beside running the bridge."""
+"""The operators' tasks, one module for each; `bridge.cli` has their options and their output."""

@@ -103,7 +103,7 @@ def _schema(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
-    """Put definitions where they are used: in AsyncAPI references start at the document's root."""
+    """Inline the definitions, because references in AsyncAPI start at the document's root."""
     definitions = schema.pop("$defs", {})
 
     def inline(value: Any) -> Any:  # noqa: ANN401  JSON
@@ -273,7 +273,7 @@ def _messages(settings: Settings) -> dict[str, Any]:
         "deadLetter": {
             "title": "Dead letter",
             "headers": _inlined(_schema(DeadLetterHeaders)),
-            "payload": {"description": "the published body, which may be no send request"},
+            "payload": {"description": "the published body, which need not be a send request"},
         },
         "inboundEvent": {
             "title": "Inbound event",

@@ -11,11 +11,14 @@ from bridge.errors import BrokerError
 
 @asynccontextmanager
 async def open_session(settings: Settings) -> AsyncIterator[tuple[Connection, AbstractChannel]]:
-    """Connect to the first broker that answers; raise BrokerError when that fails or ends early."""
+    """Connect to the first broker that answers; raise BrokerError if that fails or ends early."""
     connection = await open_first_connection(settings.rabbitmq, name="cli")
     try:
         yield connection, await connection.channel(on_return_raises=True)
-    except (AMQPError, ChannelInvalidStateError) as error:  # the latter of what ended before
+    except (
+        AMQPError,
+        ChannelInvalidStateError,
+    ) as error:  # the latter from a channel that had already ended
         raise BrokerError(f"the broker ended the conversation: {type(error).__name__}") from None
     finally:
         await close_quietly(connection)

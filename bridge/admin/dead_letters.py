@@ -28,19 +28,18 @@ from bridge.worker import envelope
 from bridge.worker.copies import moved_properties, replayed_properties
 from bridge.worker.envelope import read_moment
 
-# A kill leaves at most one round of letters in both queues.
+# After a kill at most one round of letters is in both queues.
 MAX_ROUND: Final = 50
-# How long letters are held because of a rate limit.
+# The longest time for which a rate limit holds letters.
 MAX_WAIT_SECONDS: Final = 0.1
-# At most 13 MiB of usual ids, 33 MiB of the longest.
+# At most 13 MiB of UUIDs, 33 MiB of the longest ids.
 MAX_REMEMBERED_IDS: Final = 100_000
 
 
 class DeadLetter:
     """A message of the dead-letter queue, read from its properties and headers.
 
-    A header that is not in the form that the bridge writes counts as missing. Times are in unix
-    seconds.
+    A malformed header counts as missing. Times are in unix seconds.
     """
 
     def __init__(self, message: TakenMessage) -> None:
@@ -86,7 +85,7 @@ class DeadLetter:
         }
 
     def record(self) -> dict[str, Any]:
-        """Return plain data of all there is; the body is `body` if it is text, or `body_base64`."""
+        """Return the whole letter as plain data, with `body_base64` if the body is not text."""
         properties = {
             name: value
             for name, value in as_facts(self.message.properties).items()
@@ -105,7 +104,7 @@ class DeadLetter:
 
 
 def _parsed(body: Body | str) -> object:
-    """Return the JSON of a body; None if it has none, or is too large for a request."""
+    """Return the JSON in a body; None if there is none, or the body is too large for a request."""
     if len(body) > LARGE_BODY_BYTES:
         return None
     try:
@@ -138,7 +137,7 @@ def _plain(value: Any) -> Any:  # noqa: ANN401  a header may be anything
             return str(value)
 
 
-# Mask personal data
+# Masking
 
 _SHOWN_PROPERTIES: Final = frozenset(
     (
@@ -159,13 +158,13 @@ _HIDDEN: Final = "***"
 
 
 def mask_number(number: str) -> str:
-    """Write a number so that only people who know it recognise it: `+491*****78`."""
+    """Mask a number so that only somebody who knows it recognises it: `+491*****78`."""
     shown = 9
     return f"{number[:4]}*****{number[-2:]}" if len(number) >= shown else _HIDDEN
 
 
 def mask_record(record: dict[str, Any]) -> dict[str, Any]:
-    """Hide in a record whatever could be personal; names of members stay."""
+    """Mask everything in a record that could be personal data; the names of members stay."""
     masked = dict(record)
     for part, shown in (("properties", _SHOWN_PROPERTIES), ("headers", _SHOWN_HEADERS)):
         masked[part] = {
@@ -189,12 +188,12 @@ def _mask_member(name: str, value: object) -> str:
     return {"to": mask_number(value), "text": f"<{len(value)} characters>"}.get(name, _HIDDEN)
 
 
-# Select
+# Selection
 
 
 @dataclass(frozen=True, slots=True)
 class LetterFilter:
-    """Which dead letters to select; an age is counted from `sms-bridge-dead-at`."""
+    """The filter options; the age of a letter counts from `sms-bridge-dead-at`."""
 
     reasons: Sequence[str] | None = None
     ids: Sequence[str] | None = None
@@ -207,7 +206,7 @@ class LetterFilter:
         return self == LetterFilter()
 
     def selects(self, letter: DeadLetter, *, now: float) -> bool:
-        """Whether a letter is selected; one without `sms-bridge-dead-at` has no age."""
+        """Whether a letter is selected; without `sms-bridge-dead-at` no age matches."""
         if self.reasons and letter.reason not in self.reasons:
             return False
         if self.ids and letter.message_id not in self.ids:
@@ -220,16 +219,16 @@ class LetterFilter:
 
 
 class RememberedIds:
-    """The message ids that a run has seen, the last `MAX_REMEMBERED_IDS` of them.
+    """The last `MAX_REMEMBERED_IDS` message ids of a run.
 
-    A copy whose confirm was lost is published again, so a message can have died twice.
+    After a lost confirm a copy is published twice, so one message can have two dead letters.
     """
 
     def __init__(self) -> None:
         self._ids: dict[str, None] = {}
 
     def add(self, message_id: str | None) -> bool:
-        """Return whether an id is new, as a missing id is; forget the oldest above the bound."""
+        """Return whether an id is new, as a missing one always is; forget the oldest if needed."""
         if message_id is None:
             return True
         is_new = message_id not in self._ids
@@ -241,7 +240,7 @@ class RememberedIds:
 
 @dataclass(slots=True)
 class Tally:
-    """How many letters a replay or a discard took, and left out, by reason."""
+    """The numbers of letters that a replay or a discard took and skipped."""
 
     taken: Counter[str] = field(default_factory=Counter)
     maybe_sent: Counter[str] = field(default_factory=Counter)
@@ -254,12 +253,12 @@ class Tally:
         return self.taken.total() + self.maybe_sent.total() + self.expired + self.repeats
 
 
-# Act
+# Actions
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterQueue:
-    """The dead-letter queue of a worker; `total` is how many letters it had when it was opened."""
+    """The dead-letter queue of a worker; `total` is its length when it was opened."""
 
     name: str
     total: int
@@ -268,8 +267,8 @@ class DeadLetterQueue:
     async def run(self, action: Action) -> AsyncIterator[int]:
         """Act on the letters, oldest first; yield the number of letters after each round.
 
-        Letters that are not replaced stay. Raises BridgeError as `MessageMover.run` does; if no
-        copy could be published, before anything is taken.
+        Raises BridgeError as `MessageMover.run` does, before anything is taken if copies cannot be
+        published.
         """
         if self.total:
             await self.mover.check(self.name, self.name)
@@ -279,9 +278,9 @@ class DeadLetterQueue:
 
 @asynccontextmanager
 async def open_dead_letters(settings: Settings) -> AsyncIterator[DeadLetterQueue]:
-    """Open the dead-letter queue of `worker.queue`; letters in hand at the end are given back.
+    """Open the dead-letter queue of `worker.queue`; the remaining letters are returned at the end.
 
-    Raises BrokerError if no broker answers or there is no such queue.
+    Raises BrokerError if no broker answers or the queue does not exist.
     """
     name = dead_queue(settings.worker.queue)
     async with open_mover(settings, "dead letters") as mover:
@@ -290,7 +289,7 @@ async def open_dead_letters(settings: Settings) -> AsyncIterator[DeadLetterQueue
 
 
 class _LetterAction(Action):
-    # Once is enough: only a delivery limit of 0 drops a letter the first time.
+    # Only a delivery limit of 0 would drop a letter that comes back for the first time.
     max_returns = 1
 
     def renewed(self, message: TakenMessage) -> Properties:
@@ -298,10 +297,10 @@ class _LetterAction(Action):
 
 
 class Look(_LetterAction):
-    """Reads the selected letters, up to `limit`, and leaves all of them in their queue.
+    """Reads up to `limit` of the selected letters, and leaves all of them in their queue.
 
-    After each round `rows` has the plain data of its letters: the record of each if `is_full`,
-    else its summary and number.
+    After each round `rows` has its letters as plain data: the record of each if `is_full`, else its
+    summary and number.
     """
 
     def __init__(self, selection: LetterFilter, limit: int, *, is_full: bool = False) -> None:
@@ -313,7 +312,7 @@ class Look(_LetterAction):
         self.shown = self.repeats = 0
 
     def next_round(self) -> int:
-        """Return how many letters to take at most: RabbitMQ counts each that it delivers."""
+        """Return the size of a round, which is small because RabbitMQ counts each delivery."""
         self.rows = []
         left = self._limit - self.shown
         return min(left, MAX_ROUND) if self._selection.selects_all or not left else MAX_ROUND
@@ -340,7 +339,7 @@ class _Removal(_LetterAction):
     tally: Tally = field(default_factory=Tally)
 
     def next_round(self) -> int:
-        """Return how many letters to take at most; until the limit any may be left out."""
+        """Return the size of a round, 0 if the limit is reached."""
         return 0 if self.tally.taken.total() == self.limit else MAX_ROUND
 
     def _choose(self, messages: Sequence[TakenMessage]) -> list[DeadLetter]:
@@ -374,13 +373,11 @@ class Discard(_Removal):
 
 @dataclass(kw_only=True)
 class Replay(_Removal):
-    """Publishes the selected letters to the queue that each came from, as new, with its old key.
+    """Publishes each selected letter to the queue that it came from, as a new request with its key.
 
-    `queues` are the queues of requests; a letter from another queue goes to the first.
-
-    Left out are letters that may have been sent already and letters with the id of one that this
-    run has taken, unless they are included, and letters past their own expiry, which would only die
-    again.
+    `queues` are the queues of requests; a letter from another queue goes to the first. Skips
+    letters that may have been sent already and letters whose id this run has already taken, unless
+    they are included, and expired letters, which would only become dead letters again.
     """
 
     queues: Sequence[str]
@@ -391,7 +388,7 @@ class Replay(_Removal):
     _started: float = math.inf
 
     def next_round(self) -> int:
-        """Return how many letters to take at most; with a rate limit, few wait in hand."""
+        """Return the size of a round, which is small under a rate limit."""
         at_most = super().next_round()
         if not self.apply or self.per_second is None:
             return at_most

@@ -1,8 +1,8 @@
-"""The checks of `sms-bridge check`: the tables that list them, and how they run.
+"""The checks of `sms-bridge check`: the tables that list them, and the code that runs them.
 
-With --online they try the real broker and API, and change nothing: no check sends an SMS,
-publishes a message, takes one or creates anything. All run at the same time, each with a deadline.
-Checks that need the management API run one after the other.
+The online checks try the real broker and API and change nothing: no check sends an SMS, publishes
+or consumes a message, or creates anything. They run concurrently, each with a deadline; checks
+that need the management API run one after the other.
 """
 
 import asyncio
@@ -36,18 +36,18 @@ from bridge.config import Role, Settings
 from bridge.deadline import Deadline
 from bridge.errors import BrokerError, ConfigError
 
-# Every check, in the order in which its findings are printed. A check that fails or times out is
-# reported by its name.
+# Every check, in the order in which the findings are printed. The names are those under which a
+# check is reported that fails or times out.
 
-# Without --online: these ask no server.
+# These need no server, and run without --online too.
 OFFLINE: Final = (judge_base_url, judge_repeats)
-# On the first URL of the broker that connects:
+# On the first connection to the broker:
 ON_THE_BROKER: Final[Mapping[str, Callable[[CheckedBroker], Awaitable[list[Finding]]]]] = {
     "topology": check_topology,
     "permissions": check_permissions,
     "consumers": check_consumers,
 }
-# Through its management API, one after the other:
+# Through the broker's management API, one after the other:
 ON_THE_MANAGEMENT_API: Final = (
     check_alarms,
     check_brokers_clock,
@@ -55,7 +55,7 @@ ON_THE_MANAGEMENT_API: Final = (
     check_replicas,
     check_exchanges,
 )
-# Beside the broker:
+# Independent of the broker:
 ELSEWHERE: Final[Mapping[str, Callable[[SetUp], Awaitable[list[Finding]]]]] = {
     "API": check_sms_api,
     "answers": check_answers,
@@ -69,7 +69,7 @@ _NOT_CHECKED: Final = (
 
 
 def examine_offline(settings: Settings, roles: Collection[Role]) -> list[Finding]:
-    """Find faults in a configuration with which these roles start."""
+    """Check a configuration with which these roles can start, without asking a server."""
     set_up = SetUp(settings=settings, roles=roles)
     return [finding for check in OFFLINE for finding in check(set_up)]
 
@@ -77,10 +77,10 @@ def examine_offline(settings: Settings, roles: Collection[Role]) -> list[Finding
 async def examine(
     settings: Settings, roles: Collection[Role], *, management: str | None = None
 ) -> list[Finding]:
-    """Run every check for these roles and return the findings, in a fixed order.
+    """Run every online check for these roles and return the findings, in a fixed order.
 
-    `management` is the URL of the management API if it is not on the broker's host and usual
-    port. Raises ConfigError when a file that a setting names cannot be read.
+    `management` is the URL of the management API unless that is the broker's host and the usual
+    port. Raises ConfigError if a file that a setting names cannot be read.
     """
     set_up = SetUp(settings=settings, roles=roles, management_url=management)
     checks = {name: check(set_up) for name, check in ELSEWHERE.items()}
@@ -126,7 +126,7 @@ async def _check_through_management(broker: CheckedBroker) -> list[Finding]:
 
 
 async def _run(checks: Mapping[str, Awaitable[list[Finding]]], seconds: float) -> list[Finding]:
-    """Run checks at the same time; one that fails or times out does not affect the others."""
+    """Run checks concurrently; one that fails or times out does not affect the others."""
     results = await asyncio.gather(*(_run_one(*named, seconds) for named in checks.items()))
     return [finding for found in results for finding in found]
 
@@ -138,7 +138,7 @@ async def _run_one(name: str, check: Awaitable[list[Finding]], seconds: float) -
     except ConfigError:
         raise
     except TimeoutError:
-        return [Finding(name, "fail", "did not answer in time", "look at it, and run this again")]
-    except Exception as error:  # noqa: BLE001  the other checks have something to say
+        return [Finding(name, "fail", "did not answer in time", "check it, and run this again")]
+    except Exception as error:  # noqa: BLE001  the findings of the other checks count
         text = str(error) if isinstance(error, BrokerError) else type(error).__name__
-        return [Finding(name, "fail", f"could not be looked at: {text}", "run it again")]
+        return [Finding(name, "fail", f"could not be checked: {text}", "run it again")]

@@ -1,7 +1,7 @@
-"""Move the messages that wait for the workers of a queue to its dead letters.
+"""Move the waiting messages of a worker's queues to its dead letters.
 
-Copies are published and confirmed, then listed in a file, then the messages are acked, and their
-outcomes are published.
+For each message a copy is published and confirmed, the copy is listed in a file, the message is
+acked, and its outcome is published, in this order.
 """
 
 import asyncio
@@ -31,16 +31,16 @@ from bridge.worker.envelope import DEAD_AT, Envelope, bare_envelope, read_envelo
 from bridge.worker.outcomes import Dead
 from bridge.worker.settle import count_attempt
 
-# A kill leaves at most one round of messages in both queues.
+# After a kill at most one round of messages is in both queues.
 MAX_ROUND: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """How many messages are ready in each queue, and how many consumers the main queue has.
+    """The number of ready messages in each queue, and of consumers of the main queue.
 
-    `ready` has the retry queues first, the longest delay before the others, and the queues of
-    requests last: a message that comes back from a retry queue during the drain is met there.
+    The order of `ready` is that of the drain: retry queues, the longest delay first, then the
+    queues of requests, to which messages return from the retry queues meanwhile.
     """
 
     ready: Mapping[str, int]
@@ -48,12 +48,12 @@ class Waiting:
 
     @property
     def total(self) -> int:
-        """How many messages wait in all."""
+        """The number of messages in all queues."""
         return sum(self.ready.values())
 
 
 async def count_waiting(connection: Connection, worker: WorkerSettings) -> Waiting:
-    """Count the messages that wait, without taking any; a missing retry queue counts as empty.
+    """Count the waiting messages without consuming any; a missing retry queue counts as empty.
 
     Raises BrokerError if the main queue or the dead-letter queue is missing.
     """
@@ -65,7 +65,7 @@ async def count_waiting(connection: Connection, worker: WorkerSettings) -> Waiti
             ready[name] = (await read_readable_queue(connection, name)).ready
     main = await read_existing_queue(connection, worker.queue)
     if worker.urgent_queue is not None:
-        # The worker of an earlier release may not have made it.
+        # Missing if only a worker of an earlier release has run.
         urgent = await read_readable_queue(connection, worker.urgent_queue)
         ready[worker.urgent_queue] = urgent.ready
     ready[worker.queue] = main.ready
@@ -74,10 +74,7 @@ async def count_waiting(connection: Connection, worker: WorkerSettings) -> Waiti
 
 @dataclass(frozen=True, slots=True)
 class DrainedMessage:
-    """A message as it came, and the properties of its dead letter.
-
-    `envelope` is from before the move.
-    """
+    """A message with its envelope before the drain, and the properties of its dead letter."""
 
     message: TakenMessage
     envelope: Envelope
@@ -107,15 +104,13 @@ class DrainedMessage:
 def drain_message(
     message: TakenMessage, reason: str, *, queue: str, max_bytes: int
 ) -> DrainedMessage:
-    """Make the dead letter of a message; `reason` is the operator's, `max_bytes` fit into a frame.
+    """Make the dead letter of a message; a replay puts it back into `queue`.
 
-    `queue` is where a replay puts it back.
-
-    A message that a worker had before and did not ack may have been sent. It counts an uncertain
-    attempt, so that a replay leaves it out unless it is asked for.
+    A redelivered message may have been sent by the worker that did not ack it. It gets an uncertain
+    attempt, so that a replay skips it by default.
     """
     envelope = bare_envelope(message.properties, now=time.time())
-    # Headers that cannot be read stay as they are; the message is `invalid` when a worker has it.
+    # Unreadable headers are kept; a worker that gets the message after a replay calls it `invalid`.
     with suppress(InvalidMessageError):
         envelope = read_envelope(message.properties, envelope)
     outcome = Dead("drained", reason, uncertain=message.redelivered)
@@ -130,13 +125,13 @@ def drain_message(
 
 
 class Drain(Action):
-    """Moves messages to the dead letters and lists them in a file; `maybe_sent` may have been sent.
+    """Moves messages to the dead letters and lists them in a file.
 
-    `limit` is for all queues together.
+    `limit` applies to all queues together. `maybe_sent` counts messages that may have been sent.
     """
 
-    # Only the first message of a run that cannot work comes back. It may have come back from a
-    # worker before, and a renewal costs it its place in the queue.
+    # A drain returns a message only if it fails at the first one. Some returns by workers are
+    # allowed before that, because a renewal costs a message its place in the queue.
     max_returns = 4
 
     def __init__(
@@ -154,7 +149,7 @@ class Drain(Action):
         self._file = file
         self._limit = limit
         self._target = dead_queue(worker.queue)
-        # Where the messages of each retry queue go back to.
+        # The queue to which the messages of each retry queue return.
         self._origins = retry_queues(worker)
         publisher = mover.copies.publisher
         self._max_bytes = publisher.max_properties_bytes
@@ -166,8 +161,8 @@ class Drain(Action):
     async def run(self, waiting: Waiting) -> AsyncIterator[int]:
         """Move as many messages of each queue as it has when its turn comes.
 
-        So it ends although publishers go on. Yields the number of messages after each round.
-        Raises BridgeError; messages that are not moved by then are where they were.
+        Messages that are published later stay, so that the drain ends. Yields the number of
+        messages after each round. After BridgeError the remaining messages are in their queues.
         """
         await self._mover.check(self._worker.queue, self._target)
         for self._queue in waiting.ready:
@@ -178,9 +173,9 @@ class Drain(Action):
                 yield taken
 
     def renewed(self, message: TakenMessage) -> Properties | None:
-        """Renew no message of a retry queue, where it would wait once more.
+        """Renew a message, except in a retry queue, where its copy would wait from the start.
 
-        Above the delivery limit the broker moves it to the main queue, and drops nothing.
+        There the broker moves a message above the delivery limit to the main queue.
         """
         if self._queue in self._origins:
             return None
@@ -189,7 +184,7 @@ class Drain(Action):
         )
 
     def next_round(self) -> int:
-        """Return how many messages to take at most."""
+        """Return the size of a round."""
         done = self._mover.moved.total()
         return MAX_ROUND if self._limit is None else min(MAX_ROUND, self._limit - done)
 
@@ -205,7 +200,7 @@ class Drain(Action):
         )
         moved = [one for one in drained if one.message.tag in stored.tags]
         self._file.write(one.record(self._queue) for one in moved)
-        # Their bodies are needed no more.
+        # Free the bodies, which are no longer needed.
         self._drained += [replace(one, message=one.message._replace(body=b"")) for one in moved]
         return stored
 

@@ -1,4 +1,4 @@
-"""Consume the inbound events, as a subscriber would."""
+"""Consume inbound events, like any subscriber."""
 
 import json
 from collections.abc import AsyncIterator
@@ -22,8 +22,8 @@ _RECEIPT: Final = {
 async def listen(settings: Settings) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
     """Subscribe to the inbound exchange; yield the events from now on, as plain data.
 
-    The only thing created is a queue that is deleted with the connection. Raises BrokerError if
-    there is no such exchange, if the user lacks a permission, and when the connection ends.
+    Creates only a queue that ends with the connection. Raises BrokerError if the exchange does not
+    exist, if a permission is missing, and when the connection ends.
     """
     name = settings.webhook.exchange
     async with open_session(settings) as (_, channel):
@@ -69,10 +69,10 @@ def _event(message: AbstractIncomingMessage) -> dict[str, Any]:
 
 
 def _body(content: bytes) -> Any:  # noqa: ANN401
-    """Return a body as data that can be written as JSON, or else as text."""
+    """Return a body as JSON, or as text if it cannot be written as JSON."""
     try:
         body = json.loads(content, parse_constant=_refuse)
-        # Numbers too large for a float have become infinite, and deep values cannot be written.
+        # Large numbers have become infinite, and deeply nested values cannot be written.
         json.dumps(body, allow_nan=False)
     except (ValueError, RecursionError):
         return content.decode("utf-8", "replace")

@@ -22,18 +22,18 @@ from bridge.topology.queue_facts import QueueFacts
 
 ANSWER_SECONDS: Final = 5.0
 _PORTS: Final = {"amqp": ("http", 15672), "amqps": ("https", 15671)}
-# The member of a queue with the settings of its policies.
+# The member of a queue that has the settings of its policies.
 _IN_FORCE: Final = "effective_policy_definition"
-# A queue that was declared just now has no such member before the broker's next statistics.
+# A new queue gets this member with the broker's next statistics.
 POLICY_SECONDS: Final = 10.0
 POLICY_POLL_SECONDS: Final = 0.5
-# RabbitMQ 4 returns it at once, without the statistics; RabbitMQ 3 only with them.
+# RabbitMQ 4 returns it at once if statistics are disabled; RabbitMQ 3 only with statistics.
 _WITHOUT_STATISTICS: Final[Mapping[str, str]] = {"disable_stats": "true"}
 _WITH_STATISTICS: Final[Mapping[str, str]] = {}
 
 
 class Members(NamedTuple):
-    """The nodes that hold a copy of a quorum queue, and the online ones among them."""
+    """The nodes that hold a copy of a quorum queue, and those of them that are online."""
 
     nodes: tuple[str, ...]
     online: tuple[str, ...]
@@ -42,7 +42,7 @@ class Members(NamedTuple):
 class Management:
     """The management API of one broker, for one vhost.
 
-    `clock_skew_seconds` is by how much the broker's clock was ahead at the last answer.
+    `clock_skew_seconds` tells how far the broker's clock was ahead at the last answer.
     """
 
     def __init__(self, client: httpx.AsyncClient, url: URL, vhost: str) -> None:
@@ -50,7 +50,7 @@ class Management:
         self.vhost = vhost
         self.clock_skew_seconds: float | None = None
         self._client = client
-        # The deadline for queues to report their policies, shared by all of them.
+        # The common deadline by which all queues must report their policies.
         self._policies_until: float | None = None
 
     async def read(self, *path: str, query: Mapping[str, str] = MappingProxyType({})) -> Any:  # noqa: ANN401  JSON
@@ -80,10 +80,7 @@ class Management:
             raise BrokerError("the answer is not JSON; another program is there") from None
 
     async def queue(self, name: str) -> QueueFacts | None:
-        """Read a queue's arguments and the policies in force; None when it is missing.
-
-        The broker decides which policy is in force, and reports a change within seconds.
-        """
+        """Read a queue's arguments and its policy in force; None if the queue does not exist."""
         found = await self._read_with_policy(name)
         if found is None:
             return None
@@ -117,7 +114,7 @@ class Management:
             await asyncio.sleep(POLICY_POLL_SECONDS)
 
     async def members(self, name: str) -> Members | None:
-        """Read which nodes hold a quorum queue; None if it is missing, or of another kind."""
+        """Read the nodes of a quorum queue; None if it does not exist, or is of another type."""
         found = await self.read("queues", self.vhost, name)
         if found is None or found.get("type") != "quorum":
             return None
@@ -148,11 +145,11 @@ class Management:
         return name if isinstance(name, str) else None
 
     async def exists(self, exchange: str) -> bool:
-        """Say whether there is such an exchange."""
+        """Whether an exchange exists."""
         return await self.read("exchanges", self.vhost, exchange) is not None
 
     async def missing_bindings(self, topology: Topology) -> list[Difference]:
-        """Return the bindings that are needed and missing, which AMQP cannot show."""
+        """Return the missing bindings, which AMQP cannot show."""
         return [
             Difference(one, "missing", "is missing", "create it: sms-bridge topology declare")
             for one in topology.bindings
@@ -169,9 +166,9 @@ class Management:
 
 @contextlib.asynccontextmanager
 async def open_management(settings: RabbitMQSettings, url: str | None) -> AsyncIterator[Management]:
-    """Open a client with the broker's own user and password, without a request yet.
+    """Open a client with the user and password of the AMQP connection; makes no request yet.
 
-    Without `url` it is on the broker's host, at RabbitMQ's usual port. Raises ConfigError if `url`
+    The default of `url` is the broker's host and RabbitMQ's usual port. Raises ConfigError if `url`
     is not a URL.
     """
     target = with_credentials(URL(settings.url[0].get_secret_value()), settings)
@@ -195,13 +192,13 @@ def vhost_of(url: URL) -> str:
 
 
 def clock_skew_seconds(date: str | None) -> float | None:
-    """Return by how many seconds a clock is ahead of ours, from the Date header of its answer.
+    """Return how many seconds a server's clock is ahead, from the Date header of a new answer.
 
-    None without such a header, or without a date in it. To be called when the answer has come.
+    None if the header is missing or not a date.
     """
     try:
         theirs = parsedate_to_datetime(date or "").timestamp()
     except ValueError:
         return None
-    # The header has whole seconds, cut off.
+    # The header is truncated to whole seconds.
     return theirs + 0.5 - time.time()

@@ -1,4 +1,4 @@
-"""Models of the messages' bodies, headers and properties, from which the schemas are made."""
+"""Models of the messages' bodies, headers and properties, the source of the JSON Schemas."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -59,7 +59,7 @@ class DeadLetterHeaders(_TraceHeaders):
     dead_at: datetime = Field(alias="sms-bridge-dead-at")
     queue: str = Field(
         alias="sms-bridge-queue",
-        description="the queue that it came from, to which `dlq replay` puts it back",
+        description="the queue that it came from, to which `dlq replay` returns it",
     )
 
 
@@ -72,20 +72,20 @@ class OutcomeBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     message_id: str | None = Field(
-        description="of a receipt the reference that the service echoes; null where it echoes none"
+        description="in a receipt, the reference that the service echoes; null if it echoes none"
     )
     outcome: Literal[FinalOutcome, ReceiptOutcome]
     reason: DeadReason | None
-    attempts: Annotated[int, Field(ge=0, description="null of a receipt")] | None
+    attempts: Annotated[int, Field(ge=0, description="null in a receipt")] | None
     status: int | None
     provider_id: str | None
     at: datetime
-    code: ErrorCode | None = Field(None, description="the service's own, left out without one")
+    code: ErrorCode | None = Field(None, description="the service's own; absent if there is none")
     meaning: str | None = Field(
         None,
-        description="the meaning of the code, in our words; left out where the preset has none",
+        description="the meaning of the code, in our words; absent if the preset has none",
     )
-    duplicate: bool = Field(False, description="true on the answer to a repeat, else left out")
+    duplicate: bool = Field(False, description="true in the answer to a repeat, otherwise absent")
 
 
 class EventHeaders(_TraceHeaders):
@@ -97,12 +97,12 @@ class EventHeaders(_TraceHeaders):
     event_id: VisibleId | None = Field(
         None,
         alias="sms-bridge-event-id",
-        description="the service's id of the event; left out when it gives none",
+        description="the service's id of the event; absent if it gives none",
     )
     delivery: DeliveryState | None = Field(
         None,
         alias="sms-bridge-delivery",
-        description="the result in a delivery receipt; left out of a bundle of several",
+        description="the result in a delivery receipt; absent in a bundle of several",
     )
     provider_id: VisibleId | None = Field(
         None,
@@ -112,7 +112,7 @@ class EventHeaders(_TraceHeaders):
     message_id: VisibleId | None = Field(
         None,
         alias="sms-bridge-message-id",
-        description="the idempotency key of that message, where the service echoes it",
+        description="the idempotency key of that message, if the service echoes it",
     )
 
 
@@ -120,7 +120,7 @@ class EventProperties(_Described):
     """The AMQP properties of an inbound event."""
 
     content_type: str | None = Field(
-        "application/json", description="the service's own for a body that is not JSON"
+        "application/json", description="the service's own if the body is not JSON"
     )
     delivery_mode: Literal[2]
     message_id: Annotated[str, Field(description="unique for each publish")]
@@ -129,7 +129,7 @@ class EventProperties(_Described):
 
 
 class EventBody(_Described):
-    """The webhook's body, byte for byte (`webhook.body: raw`); under `unparsed` it is anything."""
+    """The webhook's body, byte for byte (`webhook.body: raw`); if `unparsed`, it is anything."""
 
     type: str
     data: dict[str, Any] | None = None
@@ -243,8 +243,8 @@ class InboundEvent(BaseModel):
         str,
         StringConstraints(pattern=r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$", max_length=120),
         Field(
-            description="the event's type, behind a preset with a dot for each colon; `other` when "
-            "it is no routing key, or `unparsed`"
+            description="the event's type, with a preset a dot for each colon; `other` if it is "
+            "no routing key, or `unparsed`"
         ),
     ]
     properties: EventProperties

@@ -1,26 +1,25 @@
-"""The engine of `dlq` and `drain`: take messages, act on them, and give back the others.
+"""The engine of `dlq` and `drain`: consume messages, act on them, and return the others.
 
-Killed at any point it loses nothing: a message is acked only when its replacement is safe, either a
-confirmed copy or a line on the disk.
+A kill at any point loses nothing, because a message is acked only when its replacement, a confirmed
+copy or a line on the disk, is safe.
 
-RabbitMQ has no harmless way to look at a message. A quorum queue counts each time that a message
-comes back, and drops it above its delivery limit, 20 by default since RabbitMQ 4.0. Until 4.2 a
-nack counts, a closed channel, a lost connection, `basic.get` and the management API's "get
-messages". From 4.3 on a nack does not count; the others do. So a message that stays is nacked at
-the end of the run, in its order. One that has come back `Action.max_returns` times is renewed
-instead: published to the end of its queue, confirmed, then acked, so that its count starts anew.
-All messages behind it that stay are renewed as well, so that a look at the whole queue keeps its
-order. A kill between the confirm and the ack leaves a message in the queue twice, with one id. With
-a delivery limit below `max_returns` the renewal comes too late.
+RabbitMQ has no harmless way to look at a message. A quorum queue counts each return of a message,
+and drops it above its delivery limit, which is 20 by default since RabbitMQ 4.0. Returns are a
+closed channel, a lost connection, `basic.get`, the management API's "get messages" and, up to 4.2,
+a nack. The engine therefore nacks the messages that stay, in their order, at the end of the run. A
+message that has come back `Action.max_returns` times is renewed instead: published to the end of
+its queue, confirmed, then acked, so that its count starts again. The messages behind it are renewed
+too, so that reading a whole queue keeps its order. After a kill between confirm and ack a message
+is in the queue twice, with one id. With a delivery limit below `max_returns` the renewal comes too
+late.
 
-Messages are taken in rounds. A consumer with a prefetch gets a new message for each one that it
-acks, so each round has a consumer of its own, whose prefetch is the size of the round, and acks are
-sent after its end. The first round takes one message and the next ones more: a run that cannot
-work, as with a full queue, touches a single message.
+Messages are consumed in rounds. A consumer with a prefetch gets a new message for each ack, so each
+round has its own consumer, whose prefetch is the size of the round, and its acks follow when the
+consumer has ended. The first round takes one message and the following rounds more, so that a run
+which cannot succeed, such as one with a full queue, touches a single message.
 
-Memory is bounded, whatever the size of the messages: a round is acted on in batches of
-`MAX_BATCH_BYTES`, and while as many bytes wait in the inbox the connection is not read, so that TCP
-stops the broker.
+Memory is bounded for messages of any size: a round is processed in batches of `MAX_BATCH_BYTES`,
+and the connection is not read while the inbox holds more than that.
 """
 
 import asyncio
@@ -31,7 +30,7 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, Final, NamedTuple
 
-from bridge.admin.replacement import Copies, QueueFullError, Replaced, new_publisher
+from bridge.admin.replacement import CopyPublisher, QueueFullError, Replaced, new_publisher
 from bridge.amqp.channels import (
     RPC_TIMEOUT_SECONDS,
     close_channel,
@@ -57,25 +56,25 @@ from bridge.errors import BridgeError, BrokerError
 from bridge.topology.queue_sizes import QueueSizes, ask_queue
 from bridge.worker.envelope import DELIVERY_COUNT
 
-# A round ends up with about this many bytes; one message may be larger.
+# Rounds grow to about this size; a single message may be larger.
 MAX_BATCH_BYTES: Final = 4 * 1024 * 1024
-# After this long without a delivery, check whether another consumer has emptied the queue; give up
-# after this many checks of a queue that is not empty.
+# After this time without a delivery, check whether another consumer has emptied the queue. Give up
+# after this number of checks of a queue that is not empty.
 IDLE_SECONDS: Final = 2.0
 IDLE_CHECKS: Final = 5
-# How long a consumer may take to end: the deliveries that the broker sent before come first.
+# The deadline for a consumer to end, which it does after the deliveries that are on their way.
 CANCEL_SECONDS: Final = 60.0
 # RabbitMQ 3 keeps the order of at most 32 messages in one nack.
 NACKED_TOGETHER: Final = 32
-# After this many nacks the broker gets time to pass them on. RabbitMQ 3 hands a quorum queue 32
-# commands at once and holds back the rest, whose messages lose their order.
+# After this number of nacks the broker gets time to process them. RabbitMQ 3 passes 32 commands to
+# a quorum queue and holds back the rest, whose messages lose their order.
 NACKS_AT_ONCE: Final = 16
 
 
 class TakenMessage(NamedTuple):
-    """A message that is taken and not acked; the broker gives it to others when the channel ends.
+    """An unacked message, which the broker delivers to another consumer when the channel ends.
 
-    `redelivered`: another consumer had it before and did not ack it.
+    `redelivered`: a consumer had it before and did not ack it.
     """
 
     tag: int
@@ -85,34 +84,34 @@ class TakenMessage(NamedTuple):
 
     @property
     def returns(self) -> int:
-        """How often a quorum queue has counted that the message came back."""
+        """The number of returns that the quorum queue has counted."""
         count = (self.properties.headers or {}).get(DELIVERY_COUNT)
         return count if type(count) is int else 0
 
 
 class Action(ABC):
-    """The work of a run on the messages that it takes.
-
-    A message that has come back `max_returns` times is renewed.
-    """
+    """The work of a run on its messages; after `max_returns` returns a message is renewed."""
 
     max_returns: int
 
     @abstractmethod
     def next_round(self) -> int:
-        """Return how many messages to take at most; a kill may leave as many in both places."""
+        """Return the maximum size of the next round, 0 to end the run.
+
+        A kill may leave as many messages in both places.
+        """
 
     @abstractmethod
     async def act(self, mover: "MessageMover", messages: Sequence[TakenMessage], /) -> Replaced:
-        """Replace messages, or leave them; after BridgeError all of them stay in their queue."""
+        """Replace messages, or leave them; after BridgeError all of them stay."""
 
     @abstractmethod
     def renewed(self, message: TakenMessage) -> Properties | None:
-        """Return the properties of the copy that renews a message; None if none is renewed."""
+        """Return the properties of the copy that renews a message; None to renew none."""
 
 
 class _Inbox:
-    """Deliveries that have arrived and wait to be acted on, bounded in bytes."""
+    """Deliveries that have arrived and are not processed yet, bounded in bytes."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
@@ -121,14 +120,14 @@ class _Inbox:
         self._bytes = 0
 
     def put(self, tag: int, redelivered: bool, properties: Properties, body: Body) -> None:  # noqa: FBT001  as the wire calls it
-        """Add a delivery; above the bound the connection is not read."""
+        """Add a delivery; above the bound stop reading the connection."""
         self._bytes += len(body)
         if self._bytes > MAX_BATCH_BYTES:
             self._wire.set_reading(enabled=False)
         self._arrived.put_nowait(TakenMessage(tag, redelivered, properties, body))
 
     def wake(self, _: object) -> None:
-        """Have `get` return None."""
+        """Make `get` return None."""
         self._arrived.put_nowait(None)
 
     async def get(self) -> TakenMessage | None:
@@ -143,10 +142,9 @@ class _Inbox:
 
 
 class MessageMover:
-    """Takes messages from queues on one channel, a round after the other.
+    """Consumes messages on one channel, in rounds; no round begins once `stopping` is set.
 
-    `moved` counts by queue the messages that an action has replaced. No round begins once
-    `stopping` is set.
+    `moved` counts the replaced messages by queue.
     """
 
     def __init__(
@@ -155,7 +153,7 @@ class MessageMover:
         channel: Channel,
         callback: ConsumerCallback,
         inbox: _Inbox,
-        copies: Copies,
+        copies: CopyPublisher,
     ) -> None:
         self.connection = connection
         self.copies = copies
@@ -168,7 +166,7 @@ class MessageMover:
         self._fault: BridgeError | None = None
         self._queue = ""
         self._renews_all = False
-        # The messages in hand: the tag of each, and the number of the round in which it came.
+        # The unacked messages: tag, and number of the round.
         self._round = 0
         self._held: dict[int, int] = {}
         self._to_ack: list[int] = []
@@ -195,9 +193,9 @@ class MessageMover:
         )
 
     async def check(self, queue: str, target: str) -> None:
-        """Raise BrokerError unless this user may read a queue, and publish to another one.
+        """Raise BrokerError unless the user may read `queue` and publish to `target`.
 
-        Nothing is taken for it: the broker checks the permission first, then refuses the argument.
+        Consumes nothing: the broker checks the permission, then refuses the argument.
         """
         channel = await open_channel(self.connection)
         with suppress(ChannelPreconditionFailed):
@@ -205,12 +203,11 @@ class MessageMover:
         await self.copies.check(target)
 
     async def run(self, action: Action, queue: str, *, at_most: int) -> AsyncIterator[int]:
-        """Take up to `at_most` messages, oldest first, and act on them.
+        """Act on up to `at_most` messages, oldest first.
 
-        Yields the number of messages after each round, when all that it replaced are acked. Ends
-        early if there are no more, if the action wants no more, or when stopping. Raises
-        BridgeError if a copy, a line or the broker fails; messages that are not replaced by then
-        stay in their queue.
+        Yields the number of messages after each round, when the replaced ones are acked. Ends early
+        if the queue is empty, if the action wants no more, or when stopping. After BridgeError, of
+        a copy, the file or the broker, the messages that are not replaced stay in their queue.
         """
         self._queue, self._renews_all = queue, False
         size = 1
@@ -225,7 +222,7 @@ class MessageMover:
             size = 2 * count if taken_bytes <= MAX_BATCH_BYTES else max(1, count // 2)
 
     async def _run_round(self, action: Action, count: int) -> tuple[int, int]:
-        """Take messages and act on them; return how many there were, and their bytes."""
+        """Consume and process messages; return their number and their bytes."""
         taken = taken_bytes = batch_bytes = replaced = 0
         batch: list[TakenMessage] = []
         async for message in self._take(count):
@@ -242,7 +239,7 @@ class MessageMover:
         return taken, taken_bytes
 
     async def _take(self, count: int) -> AsyncIterator[TakenMessage]:
-        """Yield up to this many messages. It has to be read to its end, which ends the consumer."""
+        """Yield up to `count` messages; must be read to the end, which ends the consumer."""
         self._round += 1
         async with self._within(RPC_TIMEOUT_SECONDS):
             await self._channel.basic_qos(prefetch_count=count)
@@ -254,7 +251,7 @@ class MessageMover:
                 break
             self._held[message.tag] = self._round
             yield message
-        # Until it answers, the broker may send more.
+        # Deliveries may arrive until the broker answers.
         cancelling = asyncio.create_task(self._cancel(consumer))
         cancelling.add_done_callback(self._inbox.wake)
         while (message := await self._inbox.get()) is not None or not cancelling.done():
@@ -267,10 +264,10 @@ class MessageMover:
         self._is_consuming = False
 
     async def _next(self) -> TakenMessage | None:
-        """Return the next delivery, or None if there are no more.
+        """Return the next delivery, or None if the queue is empty.
 
-        Raises BrokerError if the broker ends the consumer, or delivers nothing of a queue that has
-        messages.
+        Raises BrokerError if the broker ends the consumer, or delivers nothing from a queue that
+        has messages.
         """
         for _ in range(IDLE_CHECKS):
             message = None
@@ -289,9 +286,9 @@ class MessageMover:
                 return None
         # The broker does not say whether a quorum queue has a single active consumer.
         raise BrokerError(
-            f"queue {self._queue}: the broker delivers nothing; when another consumer has it for "
-            "itself (x-single-active-consumer), stop that one, workers with `sms-bridge pause`, "
-            "and run this again, else look at the broker's log"
+            f"queue {self._queue}: the broker delivers nothing; if the queue has a single active "
+            "consumer (x-single-active-consumer), stop that one, workers with `sms-bridge pause`, "
+            "and run this again; otherwise look at the broker's log"
         )
 
     async def _cancel(self, consumer: str) -> None:
@@ -299,7 +296,7 @@ class MessageMover:
             await self._channel.basic_cancel(consumer)
 
     async def _act(self, action: Action, batch: Sequence[TakenMessage]) -> int:
-        """Have messages replaced, and return how many are; after a fault all others stay."""
+        """Process a batch, and return the number of replaced messages; none after a fault."""
         replaced: Collection[int] = ()
         if batch and self._fault is None:
             try:
@@ -320,16 +317,15 @@ class MessageMover:
         return len(replaced)
 
     async def _renew(self, message: TakenMessage, properties: Properties, *, is_due: bool) -> None:
-        """Replace a message by a copy at the end of its queue; if that fails, it is given back."""
+        """Replace a message by a copy at the end of its queue; if that fails, it is returned."""
         try:
             try:
                 await self.copies.store(message.body, self._queue, properties)
             except QueueFullError:
                 if not is_due:
                     return
-                # A full quorum queue refuses a channel that has published to it until it has room
-                # for many. It has room for one in place of each that is taken, and a new channel
-                # may use that.
+                # A full quorum queue refuses a channel that has published to it until much of it
+                # is free. Each message that is taken frees one place, which a new channel can use.
                 await self.copies.store(message.body, self._queue, properties, alone=True)
         except BrokerError as error:
             self._fault = self._fault or error
@@ -337,9 +333,9 @@ class MessageMover:
             self._to_ack.append(message.tag)
 
     async def _settle(self) -> None:
-        """Ack the messages that are replaced, and return when the broker has read the acks.
+        """Ack the replaced messages, and return when the broker has read the acks.
 
-        A kill would undo acks that are only written. Raises BrokerError if the broker is gone.
+        Until then a kill would undo them. Raises BrokerError if the broker is gone.
         """
         if not self._to_ack:
             return
@@ -353,12 +349,12 @@ class MessageMover:
             await wire.acks_read(self._channel)
 
     async def release(self) -> None:
-        """Give back the messages in hand, in their order, at the end of all runs.
+        """Return the unacked messages to their queue, in their order, at the end of all runs.
 
-        Returns when every ack survives the end of the channel.
+        Ends when every ack is certain to survive the end of the channel.
         """
         if self._is_consuming:
-            # A nack would have the broker deliver again. It takes all back with the connection.
+            # After a nack the broker would deliver again. It takes all back with the connection.
             return
         await self._settle()
         last = self._last_tag_of_each_nack()
@@ -374,10 +370,9 @@ class MessageMover:
         await wait_for_held_back_acks(self._last_ack_at)
 
     def _last_tag_of_each_nack(self) -> list[int]:
-        """Return the last tags of the nacks that give back all messages in hand.
+        """Return the last tag of each nack that is needed to return all messages.
 
-        RabbitMQ keeps the order within a nack of the messages of one consumer, and of two nacks one
-        after the other.
+        RabbitMQ keeps the order of one consumer's messages within a nack, and that of two nacks.
         """
         last: list[int] = []
         count, before = 0, 0
@@ -397,7 +392,7 @@ async def _consume(
     callback: ConsumerCallback,
     arguments: dict[str, Any] | None = None,
 ) -> str:
-    """Begin a consumer and return its tag; raise BrokerError if the user may not read the queue."""
+    """Start a consumer and return its tag; raise BrokerError if the user may not read the queue."""
     try:
         async with Deadline(RPC_TIMEOUT_SECONDS):
             consumer = await channel.basic_consume(queue, callback, arguments=arguments or {})
@@ -407,22 +402,22 @@ async def _consume(
 
 
 async def _take_nothing(_: object) -> None:
-    """Do nothing: nothing is delivered to it."""
+    """Never called: a consumer that is refused gets no delivery."""
 
 
 def _unreadable(queue: str) -> BrokerError:
     return BrokerError(
-        f"queue {queue}: no permission to read; grant it with rabbitmqctl set_permissions, or name "
-        "a user that may in rabbitmq.username"
+        f"queue {queue}: no permission to read; grant it with rabbitmqctl set_permissions, or set "
+        "rabbitmq.username to a user with this permission"
     )
 
 
 @asynccontextmanager
 async def open_mover(settings: Settings, name: str) -> AsyncIterator[MessageMover]:
-    """Connect, to move messages; those in hand at the end are given back.
+    """Connect, to move messages; unacked messages are returned at the end.
 
-    Copies have a connection of their own: an alarm of the broker blocks it, and must not block the
-    acks. Raises BrokerError if no broker answers.
+    Copies have their own connection, because an alarm of the broker blocks it, and must not block
+    the acks. Raises BrokerError if no broker answers.
     """
     publisher = new_publisher(settings)
     async with AsyncExitStack() as stack:
@@ -435,12 +430,12 @@ async def open_mover(settings: Settings, name: str) -> AsyncIterator[MessageMove
         channel = await open_channel(connection)
         inbox = _Inbox(connection.wire)
         with connection.wire.deliveries(channel, inbox.put) as callback:
-            copies = Copies(publisher, serving)
+            copies = CopyPublisher(publisher, serving)
             mover = MessageMover(connection, channel, callback, inbox, copies)
             try:
                 yield mover
             except BaseException:
-                # This error is reported, not one of the release.
+                # Report this error rather than one of the release.
                 with suppress(BridgeError):
                     await mover.release()
                 raise
@@ -450,7 +445,7 @@ async def open_mover(settings: Settings, name: str) -> AsyncIterator[MessageMove
 
 
 async def read_readable_queue(connection: Connection, name: str) -> QueueSizes:
-    """Read the sizes of a queue, which may not exist; raise BrokerError if they are not known."""
+    """Read the sizes of a queue, which need not exist; raise BrokerError if they are unknown."""
     try:
         sizes = await ask_queue(connection, name)
     except ChannelAccessRefused:
@@ -465,7 +460,7 @@ async def read_existing_queue(connection: Connection, name: str) -> QueueSizes:
     sizes = await read_readable_queue(connection, name)
     if not sizes.exists:
         raise BrokerError(
-            f"queue {name}: there is none; is worker.queue right? A worker makes it when it "
-            "starts, or `sms-bridge topology declare` does"
+            f"queue {name}: does not exist; check worker.queue; a worker declares it when it "
+            "starts, and so does `sms-bridge topology declare`"
         )
     return sizes

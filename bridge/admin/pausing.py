@@ -1,4 +1,4 @@
-"""Pause and resume every worker of a queue, and find out whether an operator has paused them."""
+"""Pause and resume every worker of a queue, and find the operator's pause."""
 
 import asyncio
 import contextlib
@@ -36,39 +36,39 @@ from bridge.topology.paused_queue import (
     read_note,
 )
 
-# The pause itself is on by then.
+# The deadline for the note; the pause itself is already on.
 NOTE_SECONDS: Final = 5.0
-# A note that somebody else reads is back at once.
+# While somebody else reads the note, the queue seems empty for a moment.
 READ_TRIES: Final = 5
 READ_SECONDS: Final = 1.0
 READ_AGAIN_SECONDS: Final = 0.1
 
 
 class Paused(NamedTuple):
-    """A pause that is on. `is_new`: this call began it. `note` is None when none can be read."""
+    """A pause. `is_new`: this call began it. `note` is None if it cannot be read."""
 
     note: Note | None
     is_new: bool = False
 
 
 async def pause(settings: Settings, reason: str | None) -> Paused:
-    """Pause every worker of `worker.queue`; the note of a pause that is on already stays.
+    """Pause every worker of `worker.queue`; an existing pause keeps its note.
 
-    `reason` is as `checked_reason` returns it. Raises BrokerError if the broker does not do it.
+    `reason` has passed `checked_reason`. Raises BrokerError if the broker refuses.
     """
     queue, note = settings.worker.queue, Note(reason, time.time(), this_operator())
     async with open_session(settings) as (connection, channel):
         try:
             before = await find_pause(connection, queue)
         except HiddenPauseError:
-            before = None  # Without the permission to make it, which says so.
+            before = None  # `_make` reports the missing permission.
         if before is not None and before.note is not None:
             return before
         if before is None:
             await _make(connection, paused_queue(queue))
-        # In an alarm of the broker nothing is read on a connection that has published.
+        # From here on an alarm of the broker may block this connection.
         is_left = await _leave(channel, queue, note)
-        # Another `pause` may have left its own first. A note that may not be read is there as well.
+        # Another `pause` may have left its note first. Without permission to read, ours counts.
         kept = (await _read_note(connection, queue) or note) if is_left else None
         return Paused(kept, is_new=before is None)
 
@@ -84,10 +84,10 @@ def this_operator() -> str | None:
 
 
 async def resume(settings: Settings) -> bool:
-    """Resume the workers; return False if they were not paused. Raises BrokerError as `pause`.
+    """Resume the workers; return False if they were not paused. Raises BrokerError as `pause` does.
 
-    All brokers of `rabbitmq.url` are asked at once, and the first that knows of the pause ends it:
-    a node that is back after a partition may not know of it for some seconds.
+    Asks all brokers of `rabbitmq.url` at once, because a node that rejoins after a partition does
+    not know of the pause for some seconds. The first that knows of it ends it.
     """
     at_each = [asyncio.ensure_future(_resume_at(settings, url)) for url in settings.rabbitmq.url]
     faults = list[BrokerError]()
@@ -108,7 +108,7 @@ async def resume(settings: Settings) -> bool:
 
 
 async def _resume_at(settings: Settings, url: SecretStr) -> bool:
-    """End the pause at one broker; return False when it knows of none."""
+    """End the pause at one broker; return False if it knows of none."""
     rabbitmq = settings.rabbitmq.model_copy(update={"url": (url,)})
     queue = settings.worker.queue
     async with open_session(settings.model_copy(update={"rabbitmq": rabbitmq})) as (connection, _):
@@ -127,7 +127,7 @@ async def _resume_at(settings: Settings, url: SecretStr) -> bool:
             raise BrokerError(_refused(name, "delete")) from None
         except TimeoutError:
             raise BrokerError(
-                f"queue {name}: not deleted, no answer; look at its nodes, and run this again"
+                f"queue {name}: no answer; look at its nodes, and run this again to delete it"
             ) from None
         return True
 
@@ -135,10 +135,10 @@ async def _resume_at(settings: Settings, url: SecretStr) -> bool:
 async def find_pause(
     connection: Connection, queue: str, *, publishing: Connection | None = None
 ) -> Paused | None:
-    """Return the operator's pause of a queue, if it is on; raise BrokerError if that is not known.
+    """Return the operator's pause of a queue, or None; raise BrokerError if that is unknown.
 
-    With a connection that publishes, no error gets into the broker's log. Raises HiddenPauseError
-    if the user has no permission to know.
+    With `publishing`, a connection for a probe, the broker logs no error. Raises HiddenPauseError
+    if the broker does not tell this user.
     """
     exists = None if publishing is None else await probe(publishing, queue)
     if exists is False:
@@ -154,7 +154,7 @@ async def find_pause(
 
 
 def explain_paused(queue: str, paused: Paused) -> tuple[str, str]:
-    """Explain a pause: since when it is on, the reason, and the remedy."""
+    """Return who has paused the workers, since when and why, and the remedy."""
     note = paused.note
     who = "an operator" if note is None or note.by is None else note.by
     text = f"{who} has paused every worker of {queue}"
@@ -181,18 +181,15 @@ async def _make(connection: Connection, name: str) -> None:
             await channel.queue_declare(name, durable=True, arguments={**ARGUMENTS})
             await close_channel(channel)
     except (ChannelPreconditionFailed, ChannelLockedResource):
-        pass  # Somebody has just made it, with other arguments: that it exists is what counts.
+        pass  # Somebody has just created it with other arguments; its existence is the pause.
     except ChannelAccessRefused:
-        raise BrokerError(_refused(name, "make")) from None
+        raise BrokerError(_refused(name, "create")) from None
     except TimeoutError:
-        raise BrokerError(f"queue {name}: not made, no answer; run this again") from None
+        raise BrokerError(f"queue {name}: no answer; run this again to create it") from None
 
 
 async def _leave(channel: AbstractChannel, queue: str, note: Note) -> bool:
-    """Leave a note, and say whether it is stored.
-
-    An alarm of the broker, or a missing permission, only costs the words.
-    """
+    """Publish the note, and return whether it is stored; the pause does not depend on it."""
     message = Message(
         note.body(), content_type="application/json", delivery_mode=DeliveryMode.PERSISTENT
     )
@@ -205,7 +202,7 @@ async def _leave(channel: AbstractChannel, queue: str, note: Note) -> bool:
 
 def _refused(name: str, what: str) -> str:
     return (
-        f"queue {name}: no permission to {what} it; the user needs to configure it (rabbitmqctl "
-        f"set_permissions). Or {what} it as another user, on the management page too: while a "
-        "durable quorum queue of this name exists, no worker sends"
+        f"queue {name}: no permission to {what} it; grant the user to configure it (rabbitmqctl "
+        f"set_permissions), or {what} it as another user, for example on the management page: no "
+        "worker sends while a durable quorum queue of this name exists"
     )

@@ -18,7 +18,7 @@ from bridge.worker.request import parse_request
 from bridge.worker.service.shape import Shape, shape_from
 from bridge.worker.service.transport import Header, Reply
 
-# Stands for the message_id of a request.
+# The message_id of the rendered request.
 MESSAGE_ID: Final = "the-message-id"
 _MASK: Final = "***"
 
@@ -44,12 +44,12 @@ class Rendering(NamedTuple):
 def render(settings: Settings, body: str, answers: Sequence[str] = ()) -> Rendering:
     """Return the HTTP request that the worker would post for a body, and judge answers to it.
 
-    Each of `answers` is a status, a space and a body; without any, the preset's own examples are
-    judged. Raises ConfigError if the body is no send request, an answer has no status, or the
+    Each of `answers` is a status, a space and a body. Without any, the preset's own examples are
+    judged. Raises ConfigError if the body is not a send request, an answer has no status, or the
     worker could not start.
     """
     shape_from(settings.sms_api)
-    # The real key has been checked; from here on a mask stands for it, so that nothing can show it.
+    # The real key has been checked; a mask replaces it from here on, so that it cannot be shown.
     request = settings.sms_api.request
     headers = dict.fromkeys(request.headers, SecretStr(_MASK))
     masked = settings.sms_api.model_copy(
@@ -88,7 +88,7 @@ def render(settings: Settings, body: str, answers: Sequence[str] = ()) -> Render
 
 def _shown(header: Header, *, is_secret: bool) -> tuple[str, str]:
     name, value = header[0].decode(), header[1].decode()
-    # The words before the secret name the scheme.
+    # The word before the secret names the scheme.
     before, space, _ = value.rpartition(" ")
     return name, f"{before}{space}{_MASK}" if is_secret else value
 
@@ -96,7 +96,7 @@ def _shown(header: Header, *, is_secret: bool) -> tuple[str, str]:
 def _read_answer(answer: str) -> tuple[int, bytes]:
     status, _, body = answer.partition(" ")
     if not re.fullmatch("[1-5][0-9][0-9]", status):
-        raise ConfigError("--answer: must be a status and, behind a space, the body of an answer")
+        raise ConfigError("--answer: must be a status, and after a space the body of the answer")
     return int(status), body.encode(errors="replace")
 
 
@@ -109,7 +109,7 @@ def _judge(
 
 
 def _documented(settings: Settings, shape: Shape) -> list[RenderedAnswer]:
-    """Judge the preset's examples; those of `generic` do not apply to a service that differs."""
+    """Judge the preset's examples, unless settings of `generic` describe another service."""
     api = settings.sms_api
     if api.preset == "generic" and api.response.accepted != AcceptedSettings():
         return []
@@ -128,12 +128,12 @@ def _documented(settings: Settings, shape: Shape) -> list[RenderedAnswer]:
 def _by_code_alone(
     settings: Settings, documented: Sequence[RenderedAnswer]
 ) -> list[RenderedAnswer]:
-    """Judge the codes without an example; in an example without a code the status stands for it."""
+    """Judge the codes that no example has; an example without a code counts by its status."""
     api = settings.sms_api
     accepted, meanings = api.response.accepted, code_meanings(api.preset)
     shown = {answer.code or str(answer.status) for answer in documented}
     if set(api.error_code_pointers) == {accepted.pointer}:
-        # Codes stand only at this pointer, where the accepted values are no errors.
+        # At this pointer, accepted values stand in place of codes.
         shown |= set(accepted.values)
     return [
         RenderedAnswer(None, code, meanings.get(code), _becomes(*_read_fate(fate), settings))

@@ -1,4 +1,4 @@
-"""Replacements of a message that leaves its queue: a confirmed copy, or a line in a file."""
+"""The replacements of a message that leaves its queue: a confirmed copy, or a line in a file."""
 
 import asyncio
 import json
@@ -18,33 +18,33 @@ from bridge.errors import BridgeError, BrokerError, PublishError
 from bridge.telemetry.metrics import BridgeMetrics, new_registry
 
 PUBLISH_SECONDS: Final = 10.0
-# How long to wait for the broker's reason, which comes after the channel has ended.
+# How long to wait for the broker's reason, which follows the end of the channel.
 REASON_SECONDS: Final = 1.0
 
 
 class Replaced(NamedTuple):
-    """The tags of the messages that are replaced, and why others are not."""
+    """The tags of the replaced messages, and why others are not replaced."""
 
     tags: Collection[int] = ()
     fault: BridgeError | None = None
 
 
 class QueueFullError(BrokerError):
-    """The broker has refused to store a copy, as a full queue does."""
+    """The broker has refused a copy, as for a full queue."""
 
 
-class Copies:
-    """Publishes copies of messages to queues, each confirmed."""
+class CopyPublisher:
+    """Publishes copies of messages, each confirmed."""
 
     def __init__(self, publisher: Publisher, serving: asyncio.Task[None]) -> None:
         self.publisher = publisher
         self._serving = serving
 
     async def check(self, queue: str) -> None:
-        """Raise BrokerError if this user, or the broker in an alarm, can publish no copy now.
+        """Raise BrokerError if no copy can be published now, as in an alarm of the broker.
 
-        Publishes a message that no queue takes and that comes back. Whether a queue is full shows
-        only with the first copy: a probe that the queue takes would stay in it.
+        Publishes an unroutable message, which is returned. A full queue is noticed only at the
+        first copy, because a probe that it accepts would stay in it.
         """
         nobody = f"{queue}.{uuid.uuid4().hex}"
         try:
@@ -56,16 +56,16 @@ class Copies:
                 return
             why = await self._why_not_stored(error)
             raise BrokerError(
-                f"queue {queue}: a copy is not stored: {why}; nothing was taken, nothing is lost, "
-                "mend it and run this again"
+                f"queue {queue}: a copy is not stored: {why}; nothing was taken or lost; "
+                "fix it and run this again"
             ) from None
 
     async def store(
         self, body: Body, queue: str, properties: Properties, *, alone: bool = False
     ) -> None:
-        """Return when a copy is stored; raise BrokerError, with the broker's words, if it is not.
+        """Publish a copy, `alone` on a new channel; return when the broker has stored it.
 
-        `alone`: on a new channel. Raises QueueFullError if the broker itself refuses the copy.
+        Raises BrokerError with the broker's reason, QueueFullError if the queue refuses the copy.
         """
         try:
             if alone:
@@ -75,7 +75,7 @@ class Copies:
                     body, exchange="", routing_key=queue, properties=properties
                 )
         except PublishError as error:
-            remedy = "nothing is lost, mend it and run this again"
+            remedy = "nothing is lost; fix it and run this again"
             if error.fault == "nacked":
                 raise QueueFullError(
                     f"queue {queue}: not stored: {error}: it is full (max-length), or has no "
@@ -111,12 +111,12 @@ class Copies:
     async def _why_not_stored(self, error: PublishError) -> str:
         if self.publisher.is_blocked:
             return (
-                f"{error}: the broker takes no messages, as in a memory or disk alarm; look at "
-                "rabbitmq-diagnostics check_local_alarms; copies on their way may yet be stored"
+                f"{error}: the broker accepts no messages (memory or disk alarm); look at "
+                "rabbitmq-diagnostics check_local_alarms; copies on their way may still be stored"
             )
         if error.fault != "error":
             return str(error)
-        # The channel has ended. The broker's words, such as a missing permission, come with that.
+        # The channel has ended, for a reason such as a missing permission, which follows.
         await asyncio.wait({self._serving}, timeout=REASON_SECONDS)
         ended = self._serving.exception() if self._serving.done() else None
         return str(ended) if isinstance(ended, BrokerError) else str(error)
@@ -124,7 +124,7 @@ class Copies:
 
 def new_publisher(settings: Settings) -> Publisher:
     """Make the publisher of one command."""
-    # The publisher counts each publish, in metrics that nothing reads here.
+    # The publisher requires metrics, which nothing reads here.
     exchanges = ("default", settings.webhook.exchange)
     metrics = BridgeMetrics(
         new_registry(), component="cli", version=__version__, revision="", exchanges=exchanges
@@ -133,25 +133,27 @@ def new_publisher(settings: Settings) -> Publisher:
 
 
 def write_time(seconds: float | None) -> str | None:
-    """Write unix seconds for a record of JSON."""
+    """Format unix seconds for a JSON record."""
     if seconds is None:
         return None
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
 class NewLinesFile:
-    """A new file of JSON lines that nobody else can read; removed at the end if it is empty.
+    """A new file of JSON lines that only its owner can read; removed at the end if it is empty.
 
-    `option` is the command's option that names another file, for error messages.
+    `option` is the command's option for another file, which errors name.
     """
 
     def __init__(self, path: Path, *, option: str) -> None:
         self.path = path
-        self._remedy = f"what is not in it is still in the queue; name another file with {option}"
+        self._remedy = (
+            f"messages that are not in it are still in the queue; name another file with {option}"
+        )
         self._is_empty = True
 
     def __enter__(self) -> Self:
-        """Make the file; raise BridgeError if it exists or cannot be made."""
+        """Create the file; raise BridgeError if it exists or cannot be created."""
         try:
             self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             folder = os.open(self.path.parent, os.O_RDONLY)
@@ -167,12 +169,9 @@ class NewLinesFile:
             self.path.unlink(missing_ok=True)
 
     def write(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Write records, a line each, and return when they are on the disk.
-
-        Raises BridgeError if they cannot be.
-        """
+        """Write records, a line each; return when they are on the disk, or raise BridgeError."""
         try:
-            # One after the other: a record may have megabytes.
+            # One at a time, because a record may have megabytes.
             for record in records:
                 line = memoryview(f"{json.dumps(record)}\n".encode("ascii"))
                 self._is_empty = False

@@ -1,6 +1,6 @@
-"""Publish one send request, as a publisher would, and wait for its outcome.
+"""Publish one send request, like any publisher, and wait for its outcome.
 
-While there is no outcome, it looks for the reason: a pause, no worker, an alarm.
+While there is no outcome, look for the reason: a pause, no worker, an alarm.
 """
 
 import asyncio
@@ -12,9 +12,9 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from bridge.admin.admin_port_client import UNKNOWN, explain_local_pause, read_worker
 from bridge.admin.broker_session import open_session
 from bridge.admin.pausing import explain_paused, find_pause
-from bridge.admin.worker_status import UNKNOWN, explain_local_pause, read_worker
 from bridge.amqp.channels import RPC_TIMEOUT_SECONDS
 from bridge.amqp.client import (
     AbstractChannel,
@@ -37,12 +37,12 @@ from bridge.worker.request import parse_request
 
 PUBLISH_SECONDS: Final = 10.0
 POLL_SECONDS: Final = 0.1
-# The interval and the deadline for finding out why there is no outcome.
+# The interval and the deadline of the search for the reason why there is no outcome.
 LOOK_SECONDS: Final = 2.0
 
 
 class SentRequest:
-    """A request that the broker has stored; `outcome` is set when `wait` has found it."""
+    """A request that the broker has stored; `wait` sets its `outcome`."""
 
     def __init__(
         self,
@@ -61,9 +61,9 @@ class SentRequest:
         self.outcome: dict[str, Any] | None = None
 
     async def wait(self, seconds: float) -> AsyncIterator[str]:
-        """Wait for the outcome; yield each new reason why nothing is sent.
+        """Wait for the outcome; yield each new reason for the delay.
 
-        Raises BridgeError if there is no outcome within this time.
+        Raises BridgeError if there is no outcome in time.
         """
         loop = asyncio.get_running_loop()
         ends_at, look_at = loop.time() + seconds, loop.time() + LOOK_SECONDS
@@ -95,7 +95,7 @@ class SentRequest:
         return None
 
     async def _look(self, seconds: float) -> None:
-        """Look for the reason why there is no outcome; without an answer in time the last stays."""
+        """Look for the reason of the delay; keep the previous one if there is no answer in time."""
         with contextlib.suppress(TimeoutError):
             async with Deadline(seconds):
                 self._why = await self._find_reason()
@@ -111,9 +111,9 @@ class SentRequest:
             return "; ".join(explain_local_pause(pause))
         sizes = await read_queue(self._connection, self._queue)
         if sizes is not None and not sizes.consumers:
-            why = "start one, or ask one that runs: /readyz says why"
+            why = "start one; if one is running, its /readyz says why"
             return f"no worker takes from {self._queue}; {why}"
-        # The worker is not paused: the request is in a retry queue, or waits for its turn.
+        # If the worker is not paused, the request waits for a retry or for its turn.
         return None if worker is not None else UNKNOWN
 
 
@@ -125,10 +125,10 @@ async def send_request(
     is_urgent: bool = False,
     wants_outcome: bool = False,
 ) -> AsyncIterator[SentRequest]:
-    """Publish one request, to the urgent queue if `is_urgent`; the block may wait for its outcome.
+    """Publish one request; within the block its outcome can be waited for.
 
-    Raises InvalidMessageError for a request that the worker would refuse, and BrokerError if the
-    broker does not store it.
+    Raises InvalidMessageError if the worker would refuse the request, BrokerError if the broker
+    does not store it.
     """
     body = json.dumps({name: value for name, value in request.items() if value is not None})
     short_codes = settings.sms_api.request.short_codes
@@ -155,12 +155,12 @@ async def send_request(
 async def _open_replies(channel: AbstractChannel) -> AbstractQueue:
     try:
         queue = await channel.declare_queue(exclusive=True)
-        # Find a missing permission to read before anything is sent.
+        # A missing permission to read shows here, before anything is sent.
         await _take_reply(queue)
     except ChannelAccessRefused:
         raise BrokerError(
-            "no permission to wait for an outcome, nothing was sent; the user needs to configure "
-            "and read queues amq.gen-*; or leave out --wait"
+            "no permission to wait for an outcome; nothing was sent; permit the user to configure "
+            "and read queues amq.gen-*, or leave out --wait"
         ) from None
     return queue
 
@@ -181,17 +181,17 @@ async def _publish(channel: AbstractChannel, message: Message, queue: str) -> No
         await channel.default_exchange.publish(message, queue, timeout=PUBLISH_SECONDS)
     except PublishError:
         raise BrokerError(
-            f"queue {queue}: there is none; start the worker once, which declares it"
+            f"queue {queue}: does not exist; start a worker once, which declares it"
         ) from None
     except TimeoutError:
         raise BrokerError(
-            f"queue {queue}: no confirm within {PUBLISH_SECONDS:g} s, as while RabbitMQ has a "
-            "memory or disk alarm; `sms-bridge check --online` looks for one; the request "
-            f"{message.message_id} may be stored yet, so do not send it again before you know"
+            f"queue {queue}: no confirm within {PUBLISH_SECONDS:g} s, as during a memory or disk "
+            "alarm of RabbitMQ; `sms-bridge check --online` looks for one; the request "
+            f"{message.message_id} may still be stored, so do not send it again until you know"
         ) from None
     except DeliveryError:
         raise BrokerError(
-            f"queue {queue}: not stored, the broker refused it; see whether the queue is full"
+            f"queue {queue}: the broker refused the request; check whether the queue is full"
         ) from None
     except ChannelAccessRefused:
         raise BrokerError(

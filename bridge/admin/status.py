@@ -2,7 +2,7 @@
 
 `StatusReader` asks the broker and the admin ports of all roles at the same time. The models are
 the members of `status --json`: None means unknown, times are UTC like `2030-01-31T03:12:00Z`, and
-a rate is that between two readings. No part can hold a phone number, a text or a secret.
+a rate is measured between two readings. No member can hold a phone number, a text or a secret.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from typing import Final, Literal, NamedTuple
 
 from pydantic import BaseModel
 
-from bridge.admin.admin_port import (
+from bridge.admin.admin_port_client import (
     STRANGER,
     AdminPort,
     Client,
@@ -39,12 +39,12 @@ from bridge.topology.declarations import dead_queue, request_queues, retry_queue
 from bridge.topology.paused_queue import Note
 from bridge.topology.queue_sizes import QueueSizes, try_to_read_queue
 
-# For each URL of the broker; then for all questions to it.
+# Deadlines for each URL of the broker, and then for all requests to it.
 CONNECT_SECONDS: Final = 3.0
 ANSWER_SECONDS: Final = 5.0
-# More pods than the bridge is made for. All are asked at once.
+# All are asked at once; the bridge is not made for more pods.
 MAX_PORTS: Final = 256
-# Between the two readings that a rate needs, if there is no earlier one.
+# The time between the two readings of a rate, if there is no earlier reading.
 RATE_SECONDS: Final = 1.0
 
 
@@ -52,9 +52,9 @@ RATE_SECONDS: Final = 1.0
 
 
 class BrokerReport(BaseModel, frozen=True):
-    """`fault`: why the broker does not answer. `stores` is False in an alarm of memory or disk.
+    """The broker. `fault`: why it does not answer. `stores` is False in a memory or disk alarm.
 
-    `refused` are the queues on which the user has no permission, so that their sizes are unknown.
+    `refused` lists the queues whose sizes the user is not permitted to know.
     """
 
     fault: str | None
@@ -63,7 +63,7 @@ class BrokerReport(BaseModel, frozen=True):
 
 
 class QueueReport(BaseModel, frozen=True):
-    """`ready` messages wait in the queue. `delay_seconds` is the delay of a retry queue."""
+    """A queue with `ready` messages; `delay_seconds` is the delay of a retry queue."""
 
     name: str
     role: Literal["requests", "retry", "dead_letters", "events"]
@@ -92,9 +92,9 @@ class RatesReport(BaseModel, frozen=True):
 class WorkerReport(BaseModel, frozen=True):
     """One worker, with counts since its start.
 
-    `held` deliveries are not settled, and the oldest of them was published `oldest_seconds` ago.
-    `stored` copies went to the retry queues, and `returned` came back to this worker. `is_standby`
-    is None where all workers are active.
+    `held` deliveries are not settled; the oldest was published `oldest_seconds` ago. `stored`
+    copies went to the retry queues, and `returned` came back to this worker. `is_standby` is None
+    if all workers are active.
     """
 
     queue: str
@@ -116,7 +116,7 @@ class WorkerReport(BaseModel, frozen=True):
 
 
 class ReceiverReport(BaseModel, frozen=True):
-    """One webhook receiver, with its webhooks since its start by outcome."""
+    """One webhook receiver; `events` counts its webhooks since its start by outcome."""
 
     last_event_at: str | None
     published_per_second: float | None
@@ -126,9 +126,9 @@ class ReceiverReport(BaseModel, frozen=True):
 
 
 class ProcessReport(BaseModel, frozen=True):
-    """One admin port; `fault` says why no role answers there, and all else is unknown then.
+    """One admin port; if no role answers there, `fault` has the reason.
 
-    `name` was asked for and stands for `address`. `failing` are the failing checks of /readyz.
+    `address` is one of those that `name` resolves to. `failing` lists failing checks of /readyz.
     """
 
     name: str
@@ -142,17 +142,17 @@ class ProcessReport(BaseModel, frozen=True):
 
 
 class DeadLettersReport(BaseModel, frozen=True):
-    """The dead letters that wait, and the ones made since the workers started, by reason."""
+    """The waiting dead letters, and by reason those made since the workers started."""
 
     waiting: int | None
     by_reason: Mapping[str, int]
 
 
 class LadderReport(BaseModel, frozen=True):
-    """Retries that the workers which answer have stored, and that came back to them.
+    """Retry copies that the answering workers have stored, and that came back to them.
 
-    A retry that has not returned waits in a retry queue or in the queue of requests. If the queue
-    of requests is full, RabbitMQ holds the retry in no queue.
+    The others are in a retry queue or in the queue of requests, or in no queue while RabbitMQ
+    cannot move them to a full queue of requests.
     """
 
     stored: int
@@ -163,9 +163,9 @@ class LadderReport(BaseModel, frozen=True):
 class Status(BaseModel, frozen=True):
     """The whole status.
 
-    `queues_from` is the broker, or the workers if the broker does not answer: their last reading,
-    at `queues_at`. `rates` and `dead_letters` add up the workers that answer, and `oldest_seconds`
-    is the age of the oldest message that any of them holds.
+    `queues_from` names the source of the queues: the broker, or the last reading of a worker at
+    `queues_at`. `rates` and `dead_letters` are totals of the answering workers; `oldest_seconds` is
+    the age of the oldest message that any of them holds.
     """
 
     at: str
@@ -192,22 +192,22 @@ class Status(BaseModel, frozen=True):
 _PROCESSED: Final = "sms_bridge_worker_messages_processed_total"
 _LADDER: Final = "sms_bridge_worker_ladder_messages_total"
 _EVENTS: Final = "sms_bridge_webhook_events_total"
-# Of the outcomes of webhooks; a repeat is in none of them.
+# Groups of the outcomes of webhooks; repeats are in none of them.
 _PUBLISHED: Final = ("published", "unparsed")
 _REFUSED: Final = ("invalid_signature", "too_large", "incomplete")
 _FAILED: Final = ("publish_failed", "overloaded")
-# From the year 10000 on there is no date that other programs read.
+# The year 10000, from which on other programs cannot read a date.
 _LAST_MOMENT: Final = 253_402_300_800
-# More than was ever counted, and exact as a float.
+# Above every real count, and exact as a float.
 _MOST: Final = 2**53
 _WORD: Final = re.compile("[a-z][a-z0-9_]{0,39}")
 _VERSION: Final = re.compile("[0-9A-Za-z.+!_-]{1,64}")
 
 
 class Reading(NamedTuple):
-    """The answers of a role, and when they came, by the monotonic clock.
+    """The answers of a role, with their time by the monotonic clock.
 
-    The methods raise ValueError for a value or a label that no role has.
+    The methods raise ValueError for values and labels that no role reports.
     """
 
     at: float
@@ -224,7 +224,7 @@ class Reading(NamedTuple):
         return sum(values)
 
     def count(self, name: str, **labels: str) -> int:
-        """Return the same as a whole number."""
+        """Return `total` as a whole number."""
         return int(self.total(name, **labels))
 
     def moment(self, name: str) -> str | None:
@@ -234,7 +234,7 @@ class Reading(NamedTuple):
         return utc_text(seconds) if seconds else None
 
     def by(self, label: str, name: str, **labels: str) -> dict[str, int]:
-        """Return counts by the value of a label, which is a word of a closed set; no zeros."""
+        """Return the non-zero counts by the value of a label, which must be a word."""
         words = {found.get(label, "") for found, _ in self.scrape.samples(name, **labels)}
         if not all(map(_WORD.fullmatch, words)):
             raise ValueError(f"{name}: an impossible label")
@@ -242,7 +242,7 @@ class Reading(NamedTuple):
         return {word: count for word, count in counts.items() if count}
 
     def of_queue(self, name: str, queue: str) -> int | None:
-        """Return what its worker last saw of a queue; None if it does not watch that queue."""
+        """Return what the worker last read of a queue; None if it does not read that queue."""
         is_watched = any(self.scrape.samples(name, queue=queue))
         return self.count(name, queue=queue) if is_watched else None
 
@@ -257,14 +257,14 @@ class Reading(NamedTuple):
             self.total(name, outcome=one) - before.total(name, outcome=one) for one in outcomes
         )
         seconds = self.at - before.at
-        # There is no rate if the clock stands still or a counter goes back.
+        # There is no rate if no time has passed or a counter has decreased.
         return round(count / seconds, 2) if seconds > 0 and count >= 0 else None
 
 
 class QueueView(NamedTuple):
-    """The queues and an operator's pause, as the broker or a worker that has asked it sees them.
+    """The queues and an operator's pause, from the broker or a worker's last reading of it.
 
-    `at` is in unix seconds, 0 for a worker that has not asked yet. `is_paused` None: not known.
+    `at` is in unix seconds, 0 if the worker has read nothing yet. `is_paused` is None if unknown.
     """
 
     at: float
@@ -274,7 +274,7 @@ class QueueView(NamedTuple):
 
 
 class DescribedProcess(NamedTuple):
-    """The report on a role, and its view of the queues if it is a worker."""
+    """The report on a process, and its view of the queues if it is a worker."""
 
     report: ProcessReport
     view: QueueView | None = None
@@ -287,9 +287,9 @@ def describe(
     before: Reading | None,
     queues: Sequence[QueueReport],
 ) -> DescribedProcess:
-    """Report on a role; a worker of another queue than the first of `queues` is a fault.
+    """Report on a process; a worker of another queue than the first of `queues` is a fault.
 
-    Raises ValueError if no role answers so.
+    Raises ValueError if the answers cannot be those of a role.
     """
     facts, where = reading.health.worker, {"name": str(name), "address": str(address)}
     if facts is not None and facts.queue != queues[0].name:
@@ -321,7 +321,7 @@ def describe(
         one.model_copy(update={"ready": ready[one.name], "consumers": consumers[one.name]})
         for one in queues
     ]
-    # That a worker obeys no operator's pause proves nothing.
+    # A worker that is not paused by an operator does not prove that there is no pause.
     is_paused = any(pause.reason == "operator" for pause in facts.pauses) or None
     return DescribedProcess(report, QueueView(at, seen, is_paused, facts.paused_by_operator))
 
@@ -368,7 +368,7 @@ def _describe_receiver(reading: Reading, before: Reading | None) -> ReceiverRepo
 
 
 class StatusReader:
-    """Reads the status as often as it is asked, each time within a deadline; changes nothing.
+    """Reads the status, repeatedly if needed, within a deadline; changes nothing.
 
     `ports` are the admin ports of all roles; a name stands for all its addresses.
     """
@@ -380,15 +380,15 @@ class StatusReader:
         shorter = min(CONNECT_SECONDS, settings.rabbitmq.connect_timeout_seconds)
         self._rabbitmq = settings.rabbitmq.model_copy(update={"connect_timeout_seconds": shorter})
         self._broker_seconds = shorter * len(settings.rabbitmq.url) + ANSWER_SECONDS
-        # An operator's pause is found with a publish that comes back. An alarm of the broker may
-        # block a connection that publishes, so the questions have a connection of their own.
+        # An operator's pause is found by a probe, which is a publish. Requests need a second
+        # connection, because an alarm of the broker blocks connections that publish.
         self._asking: Connection | None = None
         self._publishing: Connection | None = None
 
     async def read(self) -> Status:
-        """Read everything; raise BridgeError only if the ports are too many.
+        """Read everything; raise BridgeError if there are too many ports.
 
-        The first time takes `RATE_SECONDS` longer.
+        The first reading takes `RATE_SECONDS` longer.
         """
         (broker, view), processes = await asyncio.gather(
             self._read_broker(), self._read_processes()
@@ -396,7 +396,7 @@ class StatusReader:
         return put_together(self._queues, broker, view, processes)
 
     async def aclose(self) -> None:
-        """Close the connections to the broker; the next reading opens new ones."""
+        """Close the connections to the broker; `read` opens new ones."""
         connections, self._asking, self._publishing = (self._asking, self._publishing), None, None
         for connection in connections:
             if connection is not None:
@@ -424,10 +424,10 @@ class StatusReader:
             }
             if refused or any(sizes.values()):
                 break
-            # The connection may have ended since the last reading, which shows only now.
+            # Only now it shows if the connection has ended since the last reading.
             if not _is_lost(self._asking):
                 raise BrokerError(
-                    "it answers nothing about the queues; look at its log and its nodes"
+                    "it does not answer about the queues; look at its log and its nodes"
                 )
         queues = [_as_broker_says(one, sizes[one.name]) for one in self._queues]
         view = QueueView(time.time(), queues)
@@ -437,7 +437,7 @@ class StatusReader:
             )
             note = None if paused is None else paused.note
             view = view._replace(is_paused=paused is not None, note=note)
-        # An alarm of the broker shows only now, after something was published.
+        # An alarm of the broker is known only after a publish.
         stores = not self._publishing.wire.is_blocked
         return BrokerReport(fault=None, stores=stores, refused=sorted(refused)), view
 
@@ -477,7 +477,7 @@ class StatusReader:
         return DescribedProcess(ProcessReport(name=str(name), address=str(address), fault=fault))
 
     async def _look_up(self) -> tuple[dict[AdminPort, AdminPort], list[DescribedProcess]]:
-        """Return the first name of each address, and reports on names without an address."""
+        """Return the name of each address, and reports on names without an address."""
         names: dict[AdminPort, AdminPort] = {}
         unknown = []
         found = await asyncio.gather(*map(addresses_of, self._ports), return_exceptions=True)
@@ -521,13 +521,13 @@ def put_together(
     broker_view: QueueView | None,
     described: Sequence[DescribedProcess],
 ) -> Status:
-    """Make the status of all answers; `queues` is used if no answer has their sizes."""
+    """Combine all answers; `queues` is used if no answer has their sizes."""
     processes = [one.report for one in described]
     workers = [one.worker for one in processes if one.worker is not None]
     views = [one.view for one in described if one.view is not None]
     asked = [view for view in views if view.at]
     view = broker_view or max(asked, key=lambda one: one.at, default=None)
-    # A worker that obeys an operator's pause knows of it, if the broker does not say.
+    # If the broker does not tell, a worker that is paused by an operator does.
     told = (one for one in (broker_view, *views) if one is not None and one.is_paused is not None)
     pause = next(told, None)
     note = None if pause is None else pause.note
@@ -550,7 +550,7 @@ def put_together(
             waiting=next((one.ready for one in queues if one.role == "dead_letters"), None),
             by_reason=dict(sum((Counter(one.dead) for one in workers), Counter())),
         ),
-        # A worker that has ended may have stored the retry copy that another worker received.
+        # The other worker of a returned copy, which stored it, may have ended.
         ladder=LadderReport(stored=stored, returned=returned, not_back=max(0, stored - returned))
         if workers
         else None,

@@ -1,6 +1,6 @@
 """Formats of the topology: a table, JSON, RabbitMQ definitions, Kubernetes custom resources.
 
-All come from `bridge.topology`, so that entities made by hand equal the declared ones.
+All of them come from `bridge.topology`, so that entities created by hand equal the declared ones.
 """
 
 import re
@@ -24,7 +24,7 @@ def rows(topology: Topology) -> Iterator[tuple[str, str, str]]:
 
 
 def plain(topology: Topology, **more: str) -> dict[str, list[dict[str, Any]]]:
-    """Make plain data, with `more` members in each entity."""
+    """Return plain data; each entity also has the members in `more`."""
     common = {"durable": True, "auto_delete": False}
     return {
         "queues": [
@@ -57,9 +57,9 @@ def plain(topology: Topology, **more: str) -> dict[str, list[dict[str, Any]]]:
 
 
 def definitions(topology: Topology, *, vhost: str, policy: bool) -> dict[str, Any]:
-    """Make the document that `rabbitmqctl import_definitions` takes; the vhost must exist.
+    """Return the document for `rabbitmqctl import_definitions`; the vhost must exist.
 
-    With `policy`, RabbitMQ 4's delivery limit is lifted; RabbitMQ 3 refuses that.
+    `policy` lifts the delivery limit of RabbitMQ 4; RabbitMQ 3 refuses such a policy.
     """
     made = plain(topology, vhost=vhost)
     if policy:
@@ -83,15 +83,15 @@ def custom_resources(
 ) -> Iterator[dict[str, Any]]:
     """Yield the resources of RabbitMQ's messaging topology operator, one for each entity.
 
-    A queue is kept when its resource is deleted. `cluster` is the RabbitmqCluster; its `namespace`
-    is needed only if it is not that of the resources. `policy` as in `definitions`.
+    Deleting a resource keeps its queue. `namespace` is that of the RabbitmqCluster `cluster`, if it
+    differs from that of the resources. `policy` is as in `definitions`.
     """
     reference = {"name": cluster} | ({"namespace": namespace} if namespace else {})
     common = {"vhost": vhost, "rabbitmqClusterReference": reference}
     lasting = {"durable": True, "autoDelete": False}
     for queue in topology.queues:
         arguments = dict(queue.arguments)
-        # The operator sets the argument for the type itself.
+        # The operator adds the argument for the type itself.
         spec: dict[str, Any] = {
             "name": queue.name,
             "type": arguments.pop("x-queue-type"),
@@ -116,7 +116,7 @@ def custom_resources(
 
 
 def _resource(kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
-    # A Kubernetes name: lower case, digits, dashes, at most 253 characters.
+    # Kubernetes names: lower case letters, digits and dashes, at most 253 characters.
     valid = re.sub("[^a-z0-9]+", "-", name.lower())[:253].strip("-")
     return {
         "apiVersion": "rabbitmq.com/v1beta1",

@@ -1,4 +1,4 @@
-"""The configuration that `sms-bridge init` writes: its questions, their checks, the templates."""
+"""The questions of `sms-bridge init`, the checks of the answers, and the file from a template."""
 
 import os
 import re
@@ -31,10 +31,10 @@ from bridge.worker.service.shape import shape_from
 
 HOST: Final = "host"
 KUBERNETES: Final = "kubernetes"
-# The answer for no webhooks at all.
+# The answer that turns webhooks off.
 NO_WEBHOOKS: Final = "none"
 
-# By the name of the option that gives the same answer; "" for an optional one that was left empty.
+# By the name of the option for the same answer; "" if an optional one was left empty.
 Answers = dict[str, str]
 
 STEPS: Final = ("Where it runs", "The broker", "The SMS service", "Its API key", "Its webhooks")
@@ -43,9 +43,9 @@ _PLACEHOLDER: Final = re.compile(r"\{([^}]+)\}")
 
 @dataclass(frozen=True, slots=True)
 class WizardQuestion:
-    """One question; `default` None means that there has to be an answer.
+    """One question, in one of the five steps; without a `default` it must be answered.
 
-    `step` is its number among the five, `is_file` marks the path of a file that holds a secret.
+    `is_file`: the answer is the path of a file that holds a secret.
     """
 
     name: str
@@ -57,7 +57,7 @@ class WizardQuestion:
 
 
 def questions(answers: Answers) -> Iterator[WizardQuestion]:
-    """Yield the questions that apply; the caller adds each answer before it asks for the next."""
+    """Yield the questions that apply; the caller adds each answer before the next question."""
     yield WizardQuestion(
         *("where", 1, "host or kubernetes"),
         f"{HOST}: a computer or container; writes config.yaml.\n"
@@ -66,22 +66,22 @@ def questions(answers: Answers) -> Iterator[WizardQuestion]:
     )
     on_host = answers["where"] == HOST
     if not on_host:
-        told = "The image that you pushed, such as registry.example.com/sms-bridge:0.1.0."
+        told = "The image that you have pushed, such as registry.example.com/sms-bridge:0.1.0."
         yield WizardQuestion("image", 1, "Image", told)
     yield WizardQuestion(
         *("broker", 2, "Address"),
         "RabbitMQ's address without user and password, amqps:// for TLS. The virtual host\n"
-        'follows the last slash, as in amqp://rabbitmq.example.com:5672/sms; "/" without.',
+        'follows the last slash, as in amqp://rabbitmq.example.com:5672/sms; the default is "/".',
         "amqp://localhost:5672/" if on_host else None,
     )
     if not on_host:
-        told = "The Secret that has RabbitMQ's user under the keys username and password."
+        told = "The Secret with RabbitMQ's user, under the keys username and password."
         yield WizardQuestion("broker-secret-name", 2, "Secret", told, "sms-rabbitmq")
     else:
-        told = "RabbitMQ's user; empty means guest, who may log in only from the broker's own host."
+        told = "RabbitMQ's user; empty means guest, which may log in only from the broker's host."
         yield WizardQuestion("broker-user", 2, "User", told, "")
     if answers.get("broker-user"):
-        yield _file("broker-password-file", 2, "password", "Holds the user's password alone.")
+        yield _file("broker-password-file", 2, "password", "Holds only the user's password.")
     yield WizardQuestion(
         *("preset", 3, "Service"),
         "generic posts to {base URL}/v1/messages; docs/providers has a page for each service.\n"
@@ -94,7 +94,7 @@ def questions(answers: Answers) -> Iterator[WizardQuestion]:
 def _questions_of_service(
     answers: Answers, preset: Preset, *, on_host: bool
 ) -> Iterator[WizardQuestion]:
-    needs = {key: f"Of {preset}: {words}." for key, words in needed_settings(preset).items()}
+    needs = {key: f"For {preset}: {words}." for key, words in needed_settings(preset).items()}
     if preset_settings(preset)["base_url"] is None:
         told = needs.get("base_url", "Your SMS service's address, such as https://api.example.com.")
         yield WizardQuestion("base-url", 3, "Base URL", told)
@@ -110,9 +110,9 @@ def _questions_of_service(
         yield WizardQuestion(
             "key-secret-name", 4, "Secret/key", told.format("Secret"), "sms-api/key"
         )
-    told = f"Of {preset}: {webhook_secret(preset)}.\n"
+    told = f"For {preset}: {webhook_secret(preset)}.\n"
     if not _is_signed(preset):
-        told += f"{preset} signs nothing: without a proxy that does, answer {NO_WEBHOOKS}; see\n"
+        told += f"{preset} does not sign: unless a proxy of yours does, answer {NO_WEBHOOKS}; see\n"
         told += f"docs/providers/{preset}.md. "
     told += f"{NO_WEBHOOKS}: receive no webhooks, only send."
     default = "sms-webhook/secret" if _is_signed(preset) else NO_WEBHOOKS
@@ -126,8 +126,10 @@ def _questions_of_service(
             file = replace(file, default=answers.get("key-file", ""))
         yield file
     if _has_webhooks(answers) and _signs_address(preset):
-        told = f"The address that {preset} calls, exactly as it is set there, because it is signed"
-        told += f"\ntoo; such as https://sms.example.com{_path(preset)}."
+        told = (
+            f"The address that {preset} calls, exactly as it is set there, because {preset} signs"
+        )
+        told += f"\nit too; such as https://sms.example.com{_path(preset)}."
         yield WizardQuestion("public-url", 5, "Address", told)
 
 
@@ -166,13 +168,13 @@ def _has_webhooks(answers: Answers) -> bool:
     return NO_WEBHOOKS not in given
 
 
-# How Kubernetes names Secrets (a DNS subdomain) and their keys, and how images are named.
+# The names of Secrets (DNS subdomains), of their keys, and of images.
 _NAME: Final = r"(?=[^/]{1,253}(/|$))[a-z0-9]([a-z0-9.-]*[a-z0-9])?"
 _SECRET_AND_KEY: Final = (
     _NAME + r"(/[-._a-zA-Z0-9]{0,253})?",
-    "must name a Secret and its key, such as sms-api/key; the secret itself is never given here",
+    "must name a Secret and its key, such as sms-api/key; never give the secret itself here",
 )
-# By the name of an answer: its pattern, and the remedy.
+# The pattern of an answer, and the error.
 _FORMS: Final = {
     "where": (f"{HOST}|{KUBERNETES}", f"must be {HOST} or {KUBERNETES}"),
     "image": (
@@ -186,14 +188,14 @@ _FORMS: Final = {
 
 
 def check_answer(name: str, answers: Answers, secrets: Mapping[Path, str]) -> None:
-    """Check one answer in the light of those before it; `answers` already has it.
+    """Check the answer `name`, which `answers` already has, together with those before it.
 
-    `secrets` are the contents of files that are still to be written. Raises ConfigError with a
-    line for each fault, which names the remedy and holds no secret.
+    `secrets` has the contents of files that are not written yet. Raises ConfigError with a line for
+    each fault, which names the remedy and holds no secret.
     """
     value = answers[name]
     if not value.isprintable():
-        raise ConfigError(f"--{name}: holds a control character; type it anew")
+        raise ConfigError(f"--{name}: contains a control character; type it again")
     form, remedy = _FORMS.get(name, (".*", ""))
     if not re.fullmatch(form, value):
         raise ConfigError(f"--{name}: {remedy}")
@@ -207,7 +209,7 @@ def check_answer(name: str, answers: Answers, secrets: Mapping[Path, str]) -> No
     elif name == "key-file":
         shape_from(settings.sms_api)
     elif name.startswith(("webhook", "public")) and _has_webhooks(answers):
-        # Without the address, which is asked for next, the secret could not be checked.
+        # The address, which is asked for next, is needed to check the secret.
         is_open = _signs_address(_preset(answers)) and "public-url" not in answers
         example = {"public-url": "https://sms.example.com/"} if is_open else {}
         ((key, endpoint),) = _validate(answers | example, secrets).webhook.endpoints_by_key.items()
@@ -220,22 +222,22 @@ def check_answer(name: str, answers: Answers, secrets: Mapping[Path, str]) -> No
 def _check_broker(url: URL, *, is_pod: bool) -> None:
     if url.user is not None or url.password is not None:
         raise ConfigError(
-            "--broker: must not hold a user or a password, which no configuration is the place "
-            "for; they are asked for next"
+            "--broker: must not contain a user or a password, which do not belong in a "
+            "configuration; the next questions ask for them"
         )
     if is_pod and url.host in {"localhost", "127.0.0.1", "::1"}:
         raise ConfigError(
-            "--broker: in a pod this is the pod itself; name the broker's Service, such as "
+            "--broker: in a pod this is the pod itself; give the broker's Service, such as "
             "amqp://rabbitmq.messaging.svc:5672/"
         )
     if is_pod and url.query_string:
         raise ConfigError(
-            "--broker: the chart takes no address with a query; remove ? and everything after it"
+            "--broker: the chart supports no query in the address; remove ? and everything after it"
         )
 
 
 def _validate(answers: Answers, secrets: Mapping[Path, str]) -> Settings:
-    """Validate the settings of the answers so far, with the secrets themselves in them."""
+    """Validate the settings of the answers so far, with unwritten secrets inserted."""
     document: dict[str, Any] = yaml.safe_load(_fill("config", _values(answers))) or {}
     api = document.get("sms_api", {})
     if (key := secrets.get(Path(answers.get("key-file", "")))) is not None:
@@ -252,14 +254,14 @@ def _validate(answers: Answers, secrets: Mapping[Path, str]) -> Settings:
 
 
 def write_document(answers: Answers) -> str:
-    """Write config.yaml, or for Kubernetes values.yaml, from all the answers."""
+    """Return the text of config.yaml, or of values.yaml for Kubernetes."""
     if answers["where"] == HOST:
         return _fill("config", _values(answers))
     return _fill("values", _values(answers) | _chart_values(answers))
 
 
 def secrets_to_make(answers: Answers) -> dict[str, list[str]]:
-    """Return the Secrets that the values name, with the keys that each must hold."""
+    """Return the Secrets that the values refer to, with the keys that each needs."""
     secrets = {answers["broker-secret-name"]: ["username", "password"]}
     for answer in (answers["key-secret-name"], answers["webhook-secret-name"]):
         if answer != NO_WEBHOOKS:
@@ -270,7 +272,7 @@ def secrets_to_make(answers: Answers) -> dict[str, list[str]]:
 
 
 def _values(answers: Answers) -> dict[str, Any]:
-    """Return the values of the template's placeholders, as far as they are answered."""
+    """Return the values of the template's placeholders, as far as there are answers."""
     preset = _preset(answers)
     values: dict[str, Any] = {key: value for key, value in answers.items() if value}
     needs = needed_settings(preset)
@@ -296,7 +298,7 @@ def _chart_values(answers: Answers) -> dict[str, Any]:
         "tls": url.scheme == "amqps",
         **split_image(answers["image"]),
     }
-    # The chart has a default for whatever is empty, but for the registry.
+    # The chart has defaults for empty values, except for the registry.
     values = {name: value for name, value in values.items() if value or name == "registry"}
     values["key secret"], values["key key"] = _name_and_key(answers["key-secret-name"])
     if not _has_webhooks(answers):
@@ -306,7 +308,7 @@ def _chart_values(answers: Answers) -> dict[str, Any]:
 
 
 def split_image(image: str) -> dict[str, str]:
-    """Split an image's name as Docker does; without a registry the cluster chooses it."""
+    """Split an image's name as Docker does; the cluster chooses a missing registry."""
     name, _, digest = image.partition("@")
     first, _, rest = name.partition("/")
     has_registry = rest and re.search("[.:]|^localhost$", first)
@@ -321,10 +323,10 @@ def _name_and_key(answer: str) -> tuple[str, str]:
 
 
 def _fill(template: str, values: Mapping[str, Any]) -> str:
-    """Fill a template; a line without a value is left out, with its comment or empty section."""
+    """Fill a template; omit lines without a value, with their comments and empty sections."""
     text = (files("bridge.admin") / "templates" / f"{template}.yaml").read_text(encoding="utf-8")
     kept: list[str] = []
-    # Backwards: comments and heads of sections are kept for the sake of what follows them.
+    # Backwards, because a comment or a section's head is kept only if the next line is.
     is_next_kept, next_indent = False, 0
     for line in reversed(text.splitlines()):
         names = _PLACEHOLDER.findall(line)
@@ -349,14 +351,14 @@ def _scalar(value: object) -> str:
 
 
 def write_files(secrets: Mapping[Path, str], path: Path, text: str, *, replaces: bool) -> None:
-    """Write the secrets, for their owner alone, then the configuration: all of them or none.
+    """Write the secrets, readable by their owner only, and the configuration: all or none.
 
-    Only the configuration may replace a file. Raises ConfigError when another file exists,
-    BridgeError when one cannot be written.
+    Only the configuration may replace a file. Raises ConfigError if a file exists, BridgeError if
+    one cannot be written.
     """
     written: list[Path] = []
     mode = path.stat().st_mode & 0o777 if replaces and path.exists() else 0o644
-    # A file is replaced in one step, once the new one is whole.
+    # An existing file is replaced in one step, when the new one is complete.
     target = path.with_name(f".{path.name}.new") if replaces else path
     try:
         for file, secret in secrets.items():
@@ -384,7 +386,7 @@ def _write(path: Path, text: str, mode: int, written: list[Path]) -> None:
 
 
 def already_there(path: Path) -> ConfigError:
-    """Make the error of a file that exists."""
+    """Return the error for a file that exists."""
     return ConfigError(
         f"{path}: exists and is left as it is; --force replaces config.yaml or values.yaml, "
         "--output names another file"

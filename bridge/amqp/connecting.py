@@ -145,7 +145,7 @@ def _look_closer(error: BaseException, foreign: bytes) -> tuple[str, str] | None
     """
     ports = "it is usually 5672, with TLS 5671"
     if any(isinstance(cause, socket.gaierror) for cause in causes_of(error)):
-        return "its name is not found", "check the host in rabbitmq.url and the resolver"
+        return "its name cannot be resolved", "check the host in rabbitmq.url and the resolver"
     if any(getattr(cause, "reason", "") in _NO_TLS for cause in causes_of(error)):
         return "the port does not use TLS", f"write amqp:// in rabbitmq.url, or its port: {ports}"
     if foreign.startswith(b"HTTP/"):

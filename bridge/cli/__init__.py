@@ -1,1 +1,4 @@
-"""The commands, a group in each module; each imports its modules when it runs."""
+"""The commands, their options and their output; `bridge.admin` does the operators' tasks.
+
+The commands of a module import what they need when they run, so that --help is quick.
+"""

@@ -1,4 +1,4 @@
-"""The commands and their modules; each is imported when it is looked up."""
+"""The commands; the module of each is imported when the command is looked up."""
 
 from collections.abc import Iterator, Mapping
 from importlib import import_module
@@ -8,7 +8,7 @@ import typer
 import typer.core
 from typer.main import get_group
 
-# The types that typer makes of a function, and of a module with several.
+# The types into which typer turns a function, and a module with several commands.
 Command = typer.core.TyperCommand | typer.core.TyperGroup
 
 
@@ -21,23 +21,23 @@ class Entry(NamedTuple):
 
 # In the order of `--help`.
 ENTRIES: Final[Mapping[str, Entry]] = {
-    "worker": Entry("roles", "Take send requests from the queue and post them to the SMS API."),
+    "worker": Entry("roles", "Consume send requests and post them to the SMS API."),
     "webhook": Entry("roles", "Receive the service's webhooks and publish them to the exchange."),
     "all": Entry("roles", "Run both roles in one process."),
     "init": Entry("init", "Ask five questions and write the configuration."),
-    "check": Entry("check", "Validate the configuration, with --online also broker and API."),
+    "check": Entry("check", "Validate the configuration; with --online, also broker and API."),
     "send": Entry("messages", "Publish one send request and print its message id."),
-    "listen": Entry("messages", "Print inbound events as they come, a line of JSON each."),
+    "listen": Entry("messages", "Print inbound events as they arrive, a line of JSON each."),
     "status": Entry("status", "Show queues, rates, pauses, workers and receivers."),
-    "pause": Entry("pausing", "Stop sending: every worker of the queue, within two seconds."),
+    "pause": Entry("pausing", "Stop all workers of the queue from sending, within two seconds."),
     "resume": Entry("pausing", "Resume sending after `sms-bridge pause`."),
-    "drain": Entry("drain", "Move the messages that wait to the dead letters."),
-    "sign": Entry("sign", "Sign a body as the endpoint's scheme does."),
-    "sandbox": Entry("sandbox", "Run a stand-in for the SMS service, with faults to order."),
+    "drain": Entry("drain", "Move the waiting messages to the dead letters."),
+    "sign": Entry("sign", "Sign a body with the scheme of an endpoint."),
+    "sandbox": Entry("sandbox", "Run a stand-in for the SMS service, with faults on demand."),
     "demo": Entry("sandbox", "Run the whole flow on this computer, with faults."),
     "dlq": Entry("dlq", "Look at dead letters, send them again, remove them."),
-    "topology": Entry("topology", "Show, compare or make the queues, exchanges and bindings."),
-    "schema": Entry("schema", "Print the contract for machines: JSON Schemas and AsyncAPI."),
+    "topology": Entry("topology", "Show, compare or create the queues, exchanges and bindings."),
+    "schema": Entry("schema", "Print the machine-readable contract: JSON Schemas and AsyncAPI."),
 }
 
 

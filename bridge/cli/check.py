@@ -50,7 +50,7 @@ def check(  # noqa: PLR0913  an option each
         str | None,
         typer.Option(
             metavar="BODY",
-            help="Print the request to the API for this body, and the effect of its answers.",
+            help="Print only the request to the API for this body, and the effect of its answers.",
         ),
     ] = None,
     answer: Annotated[
@@ -74,24 +74,24 @@ def check(  # noqa: PLR0913  an option each
 ) -> None:
     """Validate the configuration and print the effective one, secrets masked.
 
-    Exit 2 if a role that is configured, even in part, could not start; the files that settings
-    name are read as well. With --role also if that role is not configured at all, with --quiet or
-    --online if none is.
+    Exit 2 if a role that is configured, even in part, could not start; files that settings name are
+    read too. With --role also if that role is not configured, with --quiet or --online if no role
+    is.
 
-    With --online, instead, a line for each check: ok, warn or fail, and what to do; with --json
-    beside the configuration. Nothing is sent, published, taken or created. Exit 1 if a role could
-    not work or messages would be lost. The worker on this computer says whether it is paused;
+    With --online, print a line for each check instead: ok, warn or fail, and the remedy; with
+    --json, both. Nothing is sent, published, consumed or created. Exit 1 if a role could not work
+    or messages would be lost. Only the worker on this computer is asked whether it is paused;
     RabbitMQ knows only whether the queue has consumers.
 
-    With --render, only that: the request that the worker would post, and the fate of the message
-    for each --answer; without any, for each answer that the preset knows.
+    With --render, print the request that the worker would post, and the fate of the message for
+    each --answer, or without any for each answer that the preset knows.
     """
     settings = read_settings(context, config)
     if render is not None:
         _print_rendering(settings, render, answer or (), as_json=as_json)
         return
     if answer:
-        raise ConfigError("--answer: needs --render and the request that is answered")
+        raise ConfigError("--answer: needs --render with the request that is answered")
     missing = _missing(settings, role)
     if quiet:
         _check_any(missing)
@@ -107,7 +107,7 @@ def check(  # noqa: PLR0913  an option each
 
 
 def try_everything(settings: "Settings") -> bool:
-    """Run the checks of `check --online`, print a line for each, and return whether none failed."""
+    """Run the checks of `check --online`, print a line for each, and return True if none failed."""
     missing = _missing(settings, None)
     findings = _examine(settings, missing, None, online=True)
     _print_text(None, missing, findings)
@@ -156,7 +156,7 @@ def _missing(settings: "Settings", role: RoleName | None) -> "dict[Role, str | N
 
 
 def _check_any(missing: "dict[Role, str | None]") -> None:
-    """Raise ConfigError when no role is configured."""
+    """Raise ConfigError if no role is configured."""
     if all(missing.values()):
         raise ConfigError(*(f"{role}: {why}" for role, why in missing.items()))
 

@@ -33,11 +33,10 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     epilog=(
-        "The queue is <worker.queue>.dead. Each command gives back the letters that it leaves, "
+        "The queue is <worker.queue>.dead. Each command returns the letters that it leaves, "
         "which RabbitMQ counts up to version 4.2; a letter that has come back before is replaced "
-        "by a fresh copy at the end of the queue, so that no delivery limit drops it. The user "
-        "needs the permissions to read <worker.queue>.dead and to write amq.default; without them "
-        "nothing is taken."
+        "by a new copy at the end of the queue, so that no delivery limit drops it. The user "
+        "needs the permissions to read <worker.queue>.dead and to write amq.default."
     ),
 )
 
@@ -78,12 +77,12 @@ Ids = Annotated[
 ]
 OlderThan = Annotated[
     float | None,
-    typer.Option(parser=_age, metavar="AGE", help="Only letters older than 90s, 5m, 2h, 7d."),
+    typer.Option(parser=_age, metavar="AGE", help="Only letters older than this: 90s, 5m, 2h, 7d."),
 ]
 NewerThan = Annotated[
-    float | None, typer.Option(parser=_age, metavar="AGE", help="Only letters newer than that.")
+    float | None, typer.Option(parser=_age, metavar="AGE", help="Only letters newer than this.")
 ]
-Reveal = Annotated[bool, typer.Option("--reveal", help="Show numbers and texts in full.")]
+Reveal = Annotated[bool, typer.Option("--reveal", help="Show numbers and texts unmasked.")]
 
 
 # The commands
@@ -111,8 +110,8 @@ def list_letters(  # noqa: PLR0913  an option each
 ) -> None:
     """Show the oldest dead letters, a line each: age, reason, attempts, status, code, number, id.
 
-    Numbers are masked without --reveal. With --json each line is a JSON object. The last line says
-    how many letters repeat the id of another: the same message, dead twice.
+    Numbers are masked without --reveal. With --json each line is a JSON object. The last line
+    counts letters with the id of another one, which are copies of one message.
     """
     import asyncio
 
@@ -123,13 +122,13 @@ def list_letters(  # noqa: PLR0913  an option each
     total = asyncio.run(_look(settings, look, as_json=as_json, reveal=reveal))
     if look.repeats:
         verb = "repeats" if look.repeats == 1 else "repeat"
-        typer.echo(f"{look.repeats} of them {verb} an id: one message, dead twice", err=True)
+        typer.echo(f"{look.repeats} of them {verb} the id of another", err=True)
     if total > look.shown == limit:
         typer.echo(f"{look.shown} shown of {total}; --limit shows more", err=True)
     elif not total:
         typer.echo("no dead letters", err=True)
     elif not look.shown:
-        typer.echo(f"none of {total} dead letters is selected", err=True)
+        typer.echo(f"none of {total} dead letters matches", err=True)
 
 
 @app.command(
@@ -147,7 +146,7 @@ def show(
 ) -> None:
     """Show one dead letter as JSON: its facts, properties, headers and body.
 
-    Anything that could be personal is masked without --reveal.
+    Without --reveal, everything that could be personal data is masked.
     """
     import asyncio
 
@@ -179,14 +178,12 @@ def replay(  # noqa: PLR0913  an option each
         bool,
         typer.Option(
             "--include-uncertain",
-            help="Also letters that may have been sent: it may be a second SMS.",
+            help="Also letters that may have been sent already, which risks a second SMS.",
         ),
     ] = False,
     include_repeats: Annotated[
         bool,
-        typer.Option(
-            "--include-repeats", help="Also letters with the id of one that this run sends."
-        ),
+        typer.Option("--include-repeats", help="Also letters with an id that this run has sent."),
     ] = False,
     rate: Annotated[
         float | None, typer.Option(help="At most this many per second.", min=0.001)
@@ -196,13 +193,13 @@ def replay(  # noqa: PLR0913  an option each
     as_json: AsJson = False,
     config: ConfigFile = None,
 ) -> None:
-    """Send dead letters again: put them back into their queue, with attempts counted from zero.
+    """Send dead letters again: return them to their queue, with attempts counted from zero.
 
-    Each keeps its idempotency key. Left out are letters that may have been sent already, unless
-    --include-uncertain is given, letters past their own expiry, and, of letters with one id, all
-    but the oldest, unless --include-repeats is given (a run knows its last 100,000 ids).
-    A letter leaves the dead-letter queue when the broker has confirmed its copy: stop or kill this
-    at any point and nothing is lost, and at most 50 letters are in both queues, with one key each.
+    Each keeps its idempotency key. Skipped are letters that may have been sent already, unless
+    --include-uncertain is given; expired letters; and all but the oldest of the letters with one
+    id, unless --include-repeats is given (a run remembers its last 100,000 ids).
+    A letter leaves the dead-letter queue when the broker has confirmed its copy. A stop or a kill
+    at any point loses nothing, and leaves at most 50 letters in both queues, with one key each.
     """
     import asyncio
 
@@ -212,7 +209,7 @@ def replay(  # noqa: PLR0913  an option each
     settings = read_settings(context, config)
     if "uncertain" in (reason or []) and not include_uncertain:
         raise ConfigError(
-            "--reason uncertain: these may have been sent already; "
+            "--reason uncertain: these letters may have been sent already; "
             "add --include-uncertain to send them again"
         )
     replay = Replay(
@@ -254,8 +251,8 @@ def discard(  # noqa: PLR0913  an option each
 ) -> None:
     """Remove dead letters, each written to a file first, as a line of JSON.
 
-    The file holds numbers and texts in full; only its owner can read it. A letter is removed
-    when it is safely on the disk: stop or kill this at any point and nothing is lost.
+    The file holds numbers and texts unmasked; only its owner can read it. A letter is removed when
+    it is on the disk, so a stop or a kill at any point loses nothing.
     """
     import asyncio
 
@@ -271,14 +268,14 @@ def discard(  # noqa: PLR0913  an option each
 
 
 async def _look(settings: "Settings", look: "Look", *, as_json: bool, reveal: bool) -> int:
-    """Print letters, and return how many there are in all."""
+    """Print letters, and return the number of all letters in the queue."""
     from bridge.admin.dead_letters import open_dead_letters
 
     async with open_dead_letters(settings) as letters:
         stop_at_signals(letters.mover.stopping)
         is_first = not as_json
         async for _ in letters.run(look):
-            # By now all letters of the round are safe, so that `dlq list | head` costs none.
+            # The letters of the round are already safe, so that `dlq list | head` loses none.
             for row in look.rows:
                 if is_first:
                     typer.echo(_HEAD)
@@ -301,7 +298,7 @@ async def _carry_out(
     async with open_dead_letters(settings) as letters:
         stop_at_signals(letters.mover.stopping)
         try:
-            # The file is made before anything is taken.
+            # The file is created before anything is consumed.
             opened = file if file and action.apply else nullcontext()
             with opened, progress_bar(letters.total if action.apply else 0) as advance:
                 async for count in letters.run(action):
@@ -310,7 +307,7 @@ async def _carry_out(
         finally:
             done = letters.mover.moved.total()
             if as_json:
-                # Without a tally it was cut short, and an error says why.
+                # A run that was cut short has no tally, and an error gives the reason.
                 tally = action.tally if is_complete else None
                 _print_json(tally, done, applied=action.apply, file=file)
             elif verb == "replay" and action.apply:
@@ -321,7 +318,7 @@ async def _carry_out(
     if not as_json:
         _print_left_out(action.tally, verb, applied=action.apply, is_stopped=is_stopped)
     if is_stopped:
-        raise BridgeError(f"stopped after {done}; nothing is lost, run it again for the rest")
+        raise BridgeError(f"stopped after {done}; nothing is lost; run it again for the rest")
     if action.selection.ids and not action.tally.selected:
         raise _unknown_id(*action.selection.ids)
 
@@ -329,12 +326,12 @@ async def _carry_out(
 # The output
 
 _ROW: Final = "{:>4}  {:<14}  {:>5}  {:>6}  {:<8}  {:<16}  {:<36}  {}"
-# The widths are fixed, because the rows are printed as they come.
+# The widths are fixed, because rows are printed as they are read.
 _HEAD: Final = _ROW.format("AGE", "REASON", "TRIES", "STATUS", "CODE", "TO", "MESSAGE ID", "DETAIL")
 
 
 def _form_letter(row: dict[str, Any], *, as_json: bool, reveal: bool) -> str:
-    """Write a letter in one line, or its whole record, masked unless it is to be revealed."""
+    """Format a letter as one line, or its whole record as JSON."""
     from bridge.admin.dead_letters import mask_number, mask_record
 
     if "headers" in row:
@@ -370,25 +367,25 @@ def _print_json(
 
 
 def _print_left_out(tally: "Tally", verb: str, *, applied: bool, is_stopped: bool) -> None:
-    """Say which letters were left out and why, and what another run would take."""
+    """Print how many letters were skipped and why, and what a run with --yes would take."""
     if not applied:
         typer.echo(f"would {verb} {tally.taken.total()}{_by_reason(tally.taken)}")
     if tally.maybe_sent:
         typer.echo(
-            f"left out, may have been sent already: {tally.maybe_sent.total()}"
-            f"{_by_reason(tally.maybe_sent)}; --include-uncertain takes them too"
+            f"skipped, may have been sent already: {tally.maybe_sent.total()}"
+            f"{_by_reason(tally.maybe_sent)}; --include-uncertain includes them"
         )
     if tally.expired:
-        typer.echo(f"left out, past their own expiry: {tally.expired}; `dlq discard` removes them")
+        typer.echo(f"skipped, expired: {tally.expired}; `dlq discard` removes them")
     if tally.repeats:
-        # Before the replay this would remove the letter that it is to send, too.
+        # Before the replay this would also remove the letter that is to be sent.
         removal = ", `dlq discard --id` removes them" if applied else ""
         typer.echo(
-            f"left out, with the id of one that is replayed: {tally.repeats}; "
-            f"--include-repeats takes them too{removal}"
+            f"skipped, same id as a replayed letter: {tally.repeats}; "
+            f"--include-repeats includes them{removal}"
         )
     if not applied and tally.taken and not is_stopped:
-        typer.echo("nothing was changed; --yes does it")
+        typer.echo("nothing was changed; add --yes to do it")
 
 
 def _by_reason(counts: Counter[str]) -> str:

@@ -1,4 +1,4 @@
-"""`sms-bridge drain`: move the messages that wait to the dead letters."""
+"""`sms-bridge drain`: move the waiting messages to the dead letters."""
 
 import json
 from collections.abc import Mapping
@@ -42,34 +42,33 @@ def drain(  # noqa: PLR0913  an option each
         typer.Option(metavar="TEXT", help="Why: a line for others to read, without phone numbers."),
     ],
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would be done, as without --yes.")
+        bool, typer.Option("--dry-run", help="Only say what would be done, the default.")
     ] = False,
     file: Annotated[
         Path | None,
-        typer.Option(help="Where to list the moved messages. Default: drained-<time>.jsonl."),
+        typer.Option(help="The file that lists the moved messages. Default: drained-<time>.jsonl."),
     ] = None,
     limit: AtMost = None,
     yes: Yes = False,
     as_json: AsJson = False,
     config: ConfigFile = None,
 ) -> None:
-    """Move the messages that wait to the dead letters, as for a campaign with the wrong text.
+    """Move the waiting messages to the dead letters, for example after a wrong text.
 
     The command counts the messages in the queues and in the retry queues when it begins, and moves
-    that many. Run `sms-bridge pause` first, or workers go on sending meanwhile. Nothing is deleted:
-    each message becomes a dead letter `drained` with its key, its expiry and this reason.
-    `sms-bridge dlq` shows it, `dlq replay` sends it after all, and whoever waits for its outcome is
-    told `dead`.
+    that many. Run `sms-bridge pause` first, or the workers go on sending. Nothing is deleted: each
+    message becomes a dead letter `drained` with its key, its expiry and this reason, and its
+    outcome is `dead`. `sms-bridge dlq` shows it, and `dlq replay` sends it after all.
     A message leaves its queue when the broker has confirmed its copy and the copy is listed in the
-    file: stop or kill this at any point and nothing is lost, and at most 256 messages are in both
-    places, with one id each. The file has ids, times and sizes, no number and no text.
+    file. A stop or a kill at any point loses nothing, and leaves at most 256 messages in both
+    places, with one id each. The file has ids, times and sizes, no numbers and no texts.
     """
     import asyncio
 
     from bridge.topology.paused_queue import checked_reason
 
     if dry_run and yes:
-        raise ConfigError("--dry-run and --yes: only one of them")
+        raise ConfigError("--dry-run and --yes: give only one of them")
     try:
         reason = checked_reason(reason)
     except ValueError as error:
@@ -112,13 +111,13 @@ async def _drain(
             _print_moved(mover.moved, drain.maybe_sent, waiting, path, as_json=as_json)
         if mover.stopping.is_set():
             raise BridgeError(
-                f"stopped after {mover.moved.total()}; nothing is lost, run it again for the rest"
+                f"stopped after {mover.moved.total()}; nothing is lost; run it again for the rest"
             )
         rest = await count_waiting(mover.connection, settings.worker)
         if limit is None and rest.total:
             typer.echo(
-                f"{rest.total} wait now, published or put back meanwhile"
-                f"{counts_of(rest.ready)}; run it again for them",
+                f"{rest.total} are waiting now, published or returned meanwhile"
+                f"{counts_of(rest.ready)}; run it again to move them",
                 err=True,
             )
 
@@ -127,9 +126,9 @@ def _print_waiting(waiting: "Waiting", count: int, *, as_json: bool) -> None:
     if as_json:
         _print_json(waiting, applied=False, done=0)
         return
-    typer.echo(f"would move {count} of {waiting.total} that wait{counts_of(waiting.ready)}")
+    typer.echo(f"would move {count} of {waiting.total} waiting{counts_of(waiting.ready)}")
     if count:
-        typer.echo("nothing was changed; --yes does it")
+        typer.echo("nothing was changed; add --yes to do it")
 
 
 def _print_moved(
@@ -147,7 +146,7 @@ def _print_moved(
     if maybe_sent:
         typer.echo(
             f"of them may have been sent already: {maybe_sent}; "
-            "`dlq replay` leaves them out without --include-uncertain"
+            "`dlq replay` skips these without --include-uncertain"
         )
 
 
@@ -165,9 +164,9 @@ def _print_json(waiting: "Waiting", *, applied: bool, done: int, **facts: object
 def _warn_of_workers(waiting: "Waiting", queue: str) -> None:
     if waiting.workers:
         count = waiting.workers
-        consumers = "a consumer takes" if count == 1 else f"{count} consumers take"
+        consumers = "1 consumer" if count == 1 else f"{count} consumers"
         typer.echo(
-            f"{consumers} from {queue} meanwhile, workers or another drain, and what they have in "
-            "hand is not moved; `sms-bridge pause` stops workers first",
+            f"{queue} has {consumers}, workers or another drain; messages that they hold are not "
+            "moved; stop workers with `sms-bridge pause` first",
             err=True,
         )

@@ -20,13 +20,13 @@ app = typer.Typer()
 _HELP: Final = """\
 Ask five questions and write config.yaml, or for Kubernetes the chart's values.yaml.
 
-The questions are where it runs, the broker, the SMS service, its API key and its webhooks. Each
+The questions are about the place, the broker, the SMS service, its API key and its webhooks. Each
 answer is checked at once. The configuration holds no secret, only the names of files or of
-Kubernetes Secrets; a secret whose file does not exist yet is asked for and written to it, readable
-by its owner alone. Ctrl-C leaves everything as it was.
+Kubernetes Secrets; if the file of a secret does not exist, the secret is asked for and written to
+it, readable by its owner only. Ctrl-C changes nothing.
 
-An option is an answer, and its question is not asked. With --yes, or without a terminal, no
-question is asked: each option that is left out has its default, or is reported as missing.
+An option answers its question in advance. With --yes, or without a terminal, no question is asked:
+an option that is not given has its default, or is reported as missing.
 """
 
 
@@ -50,26 +50,28 @@ def init(  # noqa: PLR0913  an option each
     image: Annotated[str | None, _option("The image, for Kubernetes.")] = None,
     broker: Annotated[str | None, _option("RabbitMQ, without user and password.", "URL")] = None,
     broker_user: Annotated[str | None, _option("Its user.", "NAME")] = None,
-    broker_password_file: Annotated[str | None, _option("Holds the password.", "FILE")] = None,
+    broker_password_file: Annotated[
+        str | None, _option("A file with the password.", "FILE")
+    ] = None,
     broker_secret_name: Annotated[
         str | None, _option("The Secret with username and password, for Kubernetes.", "NAME")
     ] = None,
     preset: Annotated[str | None, _option("The service, as in sms_api.preset.", "NAME")] = None,
-    base_url: Annotated[str | None, _option("Its address, if no preset has it.", "URL")] = None,
-    account: Annotated[str | None, _option("Your account there, if it wants one.")] = None,
-    username: Annotated[str | None, _option("Your user there, if it wants one.")] = None,
-    key_file: Annotated[str | None, _option("Holds the API key.", "FILE")] = None,
+    base_url: Annotated[str | None, _option("Its address, if the preset has none.", "URL")] = None,
+    account: Annotated[str | None, _option("Your account there, if the service needs one.")] = None,
+    username: Annotated[str | None, _option("Your user there, if the service needs one.")] = None,
+    key_file: Annotated[str | None, _option("A file with the API key.", "FILE")] = None,
     key_secret_name: Annotated[
         str | None, _option("The Secret with the API key, for Kubernetes.", "NAME/KEY")
     ] = None,
     webhook_secret_file: Annotated[
-        str | None, _option("Holds the webhook secret; none: no webhooks.", "FILE")
+        str | None, _option("A file with the webhook secret; none: no webhooks.", "FILE")
     ] = None,
     webhook_secret_name: Annotated[
         str | None, _option("The same for Kubernetes, as a Secret.", "NAME/KEY")
     ] = None,
     public_url: Annotated[
-        str | None, _option("The address that the service calls, if it signs that too.", "URL")
+        str | None, _option("The address that the service calls, if it signs it.", "URL")
     ] = None,
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Instead of config.yaml or values.yaml.")
@@ -77,11 +79,11 @@ def init(  # noqa: PLR0913  an option each
     force: Annotated[bool, typer.Option("--force", help="Replace it if it exists.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Ask nothing.")] = False,
     check: Annotated[
-        bool, typer.Option("--check", help="End with `check --online`, without asking.")
+        bool, typer.Option("--check", help="Run `check --online` at the end, without asking.")
     ] = False,
 ) -> None:
-    """Ask five questions and write a configuration; _HELP says the rest."""
-    # Each option that is text is the answer to the question of the same name.
+    """Ask five questions and write a configuration; _HELP is the help text."""
+    # Each option with a text answers the question of the same name.
     given = {key.replace("_", "-"): text for key, text in locals().items() if isinstance(text, str)}
     is_asked = not yes and sys.stdin.isatty() and sys.stdout.isatty()
     interview = Interview(given, is_asked=is_asked, output=output, may_replace=force, check=check)
@@ -89,7 +91,7 @@ def init(  # noqa: PLR0913  an option each
         interview.answer_all()
         path = interview.write()
     except (KeyboardInterrupt, EOFError, typer.Abort):
-        typer.echo("\nEnded; nothing was written.", err=True)
+        typer.echo("\nCancelled; nothing was written.", err=True)
         raise typer.Exit(EXIT_FAILED) from None
     if interview.answers["where"] == "kubernetes":
         _print_next_steps(interview.answers, path)
@@ -115,15 +117,15 @@ class Interview:
         self._may_replace = may_replace
         self._check = check
         self.answers: Answers = {}
-        # The contents of files that are still to be written.
+        # The contents of files that are not written yet.
         self._secrets: dict[Path, str] = {}
 
     def answer_all(self) -> None:
-        """Have every question answered; raise ConfigError with a line for each fault."""
+        """Collect all answers; raise ConfigError with a line for each fault."""
         from bridge.admin.wizard import STEPS, questions
 
         if self._is_asked:
-            typer.echo("Five questions; Enter takes what is in brackets, Ctrl-C ends it all.")
+            typer.echo("Five questions. Enter accepts the default in brackets, Ctrl-C cancels.")
         step, seen, faults = 0, set[str](), list[str]()
         for question in questions(self.answers):
             seen.add(question.name)
@@ -135,13 +137,13 @@ class Interview:
             else:
                 faults += self._take(question)
             if question.name in {"where", "preset"} and question.name not in self.answers:
-                # The other questions depend on these two.
+                # Other questions depend on these two.
                 break
             if question.name == "where":
                 self._path()
         foreign = [name for name in self._given if name not in seen]
         faults = faults or [
-            f"--{name}: does not belong to the other answers; leave it out" for name in foreign
+            f"--{name}: does not fit the other answers; leave it out" for name in foreign
         ]
         if faults:
             raise ConfigError(*faults)
@@ -155,9 +157,11 @@ class Interview:
         if not self._may_replace and (path.exists() or path.is_symlink()):
             raise already_there(path)
         if not path.parent.is_dir():
-            raise ConfigError(f"--output: {path.parent} is no folder; make it first")
+            raise ConfigError(f"--output: {path.parent} is not a folder; create it first")
         if self._check and is_for_pods:
-            raise ConfigError("--check: is for --where host; the last lines say how in a pod")
+            raise ConfigError(
+                "--check: needs --where host; the last lines show how to check in a pod"
+            )
         return path.resolve()
 
     def _take(self, question: "WizardQuestion") -> tuple[str, ...]:
@@ -173,7 +177,7 @@ class Interview:
         return ()
 
     def _ask(self, question: "WizardQuestion") -> None:
-        # Gives the prompt its line editing.
+        # Adds line editing to the prompt.
         import readline  # noqa: F401
 
         for line in question.explanation.splitlines():
@@ -215,16 +219,16 @@ class Interview:
 
 def _ask_secret(path: Path) -> str:
     if not path.parent.is_dir():
-        raise ConfigError(f"{path.parent}: is no folder; make it first, or name another file")
-    prompt = "  There is no such file. The secret to write to it (not shown)"
+        raise ConfigError(f"{path.parent}: is not a folder; create it first, or name another file")
+    prompt = "  This file does not exist. The secret to write to it (not shown)"
     secret: str = typer.prompt(prompt, default="", show_default=False, hide_input=True)
     if not secret.strip():
-        raise ConfigError(f"{path}: does not exist; name a file that does, or type its secret")
+        raise ConfigError(f"{path}: does not exist; name a file that exists, or type its secret")
     return secret.strip()
 
 
 def _check_written(path: Path, *, is_wanted: bool, is_asked: bool) -> None:
-    """Check the new configuration with the environment over it, as `sms-bridge check` does."""
+    """Check the new configuration together with the environment, as `sms-bridge check` does."""
     import os
 
     from bridge.cli.check import try_everything
@@ -250,7 +254,7 @@ def _check_written(path: Path, *, is_wanted: bool, is_asked: bool) -> None:
 def _print_next_steps(answers: "Answers", path: Path) -> None:
     from bridge.admin.wizard import secrets_to_make
 
-    typer.echo("next: make the Secrets, each FILE holding one value alone, and install:")
+    typer.echo("next: create the Secrets (each FILE holds one value), then install:")
     for name, keys in secrets_to_make(answers).items():
         files = " ".join(f"--from-file={key}=FILE" for key in keys)
         typer.echo(f"  kubectl --namespace sms create secret generic {name} {files}")

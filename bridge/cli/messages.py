@@ -1,4 +1,4 @@
-"""`sms-bridge send` and `listen`: publish a request, print events of the webhook receiver."""
+"""`sms-bridge send` and `listen`: publish a request, print inbound events."""
 
 import json
 import sys
@@ -30,9 +30,7 @@ def send(  # noqa: PLR0913  an option each
     sender: Annotated[str | None, typer.Option("--from", help="The sender's name.")] = None,
     urgent: Annotated[
         bool,
-        typer.Option(
-            "--urgent", help="Publish it to the urgent queue, where it passes the others."
-        ),
+        typer.Option("--urgent", help="Publish it to the urgent queue, ahead of other requests."),
     ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the outcome.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds to wait.", min=0)] = 60,
@@ -40,8 +38,8 @@ def send(  # noqa: PLR0913  an option each
 ) -> None:
     """Publish one send request and print its message id.
 
-    With --wait also print its outcome: exit 0 if it was sent, 1 if it is dead or none came in time.
-    Meanwhile the reason is printed, as far as it can be known: a pause, or a queue without workers.
+    With --wait also print its outcome: exit 0 if it was sent, 1 if it is dead or there is none in
+    time. Meanwhile known reasons for the delay are printed: a pause, or a queue without workers.
     """
     import asyncio
 
@@ -89,10 +87,10 @@ def listen(
     ] = None,
     config: ConfigFile = None,
 ) -> None:
-    """Print inbound events as they come, a line of JSON each, until Ctrl-C.
+    """Print inbound events as they arrive, a line of JSON each, until Ctrl-C.
 
-    A line on standard error says from when on all events are printed. Nothing is created that
-    stays. Exit 1 if there is no such exchange.
+    A line on standard error marks the time from which on all events are printed. Other subscribers
+    lose nothing. Exit 1 if the exchange does not exist.
     """
     import asyncio
 

@@ -1,4 +1,4 @@
-"""The configuration, options, examples and signals of all commands."""
+"""Options, examples and signal handlers that commands share, and the configuration."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ ConfigFile = Annotated[
     typer.Option(
         "--config",
         metavar="FILE",
-        help="The YAML file. SMS_BRIDGE_CONFIG names it too.",
+        help="The YAML file. SMS_BRIDGE_CONFIG can name it too.",
         show_default=False,
     ),
 ]
@@ -43,12 +43,12 @@ ManagementUrl = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do it; otherwise only say what would be done.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do it. Default: only say what would be done.")]
 AtMost = Annotated[int | None, typer.Option("--limit", help="At most this many.", min=1)]
 
 
 def read_settings(context: typer.Context, config: Path | None) -> "Settings":
-    """Load the configuration that the options or the environment name."""
+    """Load the configuration that an option or the environment names."""
     from bridge.config import load_settings
     from bridge.config.loading import CONFIG_VARIABLE
 
@@ -63,12 +63,12 @@ def roles_of(role: RoleName | None) -> "list[Role]":
 
 
 def examples(*lines: str) -> str:
-    """Make the end of a command's help; the leading backspace stops click from wrapping it."""
+    """Return the end of a command's help; the leading backspace stops click from wrapping it."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 def until_interrupted(action: Callable[[], None]) -> None:
-    """Run an action until Ctrl-C or SIGTERM, which is its regular end."""
+    """Run an action until it ends, or until Ctrl-C or SIGTERM, which exits with 0."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         action()

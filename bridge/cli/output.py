@@ -1,4 +1,4 @@
-"""Output of commands: tables, ages, escaped text, a progress bar, the error of a full disk."""
+"""Output that commands share: tables, ages, escaped text, a progress bar, write errors."""
 
 import errno
 import sys
@@ -6,22 +6,25 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-# Errors of a file or device that output goes to; a broken pipe is handled by typer itself.
+# Errors of the file or device that receives the output; typer itself handles broken pipes.
 UNWRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 _UNITS: Final = ((86400, "d"), (3600, "h"), (60, "m"))
 
 
-def format_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable[str]:
-    """Yield the lines of a table; the last column is not padded."""
+def format_table(
+    head: Sequence[str], rows: Iterable[Sequence[str]], *, has_numbers: bool = False
+) -> Iterable[str]:
+    """Yield the lines of a table; with numbers, the columns in the middle are aligned right."""
     cells = [head, *rows]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(head) - 1)]
-    for row in cells:
-        padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        yield "  ".join([*padded, row[-1]]).rstrip()
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    align = str.rjust if has_numbers else str.ljust
+    for first, *middle, last in cells:
+        padded = map(align, middle, widths[1:])
+        yield "  ".join((first.ljust(widths[0]), *padded, last)).rstrip()
 
 
 def format_age(seconds: float) -> str:
-    """Write an age in its largest unit: 3d."""
+    """Format an age in its largest unit: 3d."""
     whole = max(0, int(seconds))
     for size, unit in _UNITS:
         if whole >= size:
@@ -30,14 +33,14 @@ def format_age(seconds: float) -> str:
 
 
 def printable(text: str) -> str:
-    """Escape text from outside, so that a terminal obeys nothing in it."""
+    """Escape text from outside, so that it cannot control the terminal."""
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
     )
 
 
 def counts_of(counts: Mapping[str, int]) -> str:
-    """Write the parts of a number: ` (refused 3, invalid 1)`, or nothing if all are 0."""
+    """Format the parts of a total: ` (refused 3, invalid 1)`, or nothing if all are 0."""
     parts = ", ".join(f"{printable(name)} {count}" for name, count in counts.items() if count)
     return f" ({parts})" if parts else ""
 
@@ -58,8 +61,8 @@ def progress_bar(total: int) -> Iterator[Callable[[int], object]]:
 
 
 def explain_unwritable(error: OSError) -> str:
-    """Explain that output cannot be written, and that the command may have done its work."""
+    """Return the reason why output cannot be written, and a warning."""
     return (
-        f"cannot be written: {error.strerror}; the command may have done its work: look before you "
-        "run it again"
+        f"cannot be written: {error.strerror}; the command may have done its work: check before "
+        "you run it again"
     )

@@ -24,9 +24,10 @@ def pause(
 ) -> None:
     """Stop sending: within two seconds no worker of the queue begins another request.
 
-    The pause lasts until `sms-bridge resume`, also over restarts: the broker keeps it as the queue
-    <worker.queue>.paused, which the user must be permitted to configure. Requests in flight are
-    finished. All other messages wait in their queues, and may expire there. Nothing is lost.
+    The pause lasts until `sms-bridge resume`, even if processes restart: the broker keeps it as the
+    queue <worker.queue>.paused, which the user must be permitted to configure. Your user and host
+    are kept with the reason. Requests in flight are finished. All other messages wait in their
+    queues, and may expire there. Nothing is lost.
     """
     import asyncio
 
@@ -44,17 +45,17 @@ def pause(
     already = "" if paused.is_new else "already: "
     typer.echo(f"{already}{text}; {remedy}")
     if paused.note is None:
-        typer.echo("sms-bridge: the reason could not be kept on the broker", err=True)
+        typer.echo("sms-bridge: the reason could not be stored on the broker", err=True)
     elif reason is not None and not paused.is_new and paused.note.reason != reason:
         typer.echo("sms-bridge: the first reason stays", err=True)
 
 
 @app.command(epilog=examples("sms-bridge resume"))
 def resume(context: typer.Context, config: ConfigFile = None) -> None:
-    """Resume sending after `sms-bridge pause`; without a pause nothing is changed.
+    """Resume sending after `sms-bridge pause`; without a pause, change nothing.
 
-    Messages that have expired meanwhile become dead letters. A pause that a worker began itself,
-    as for an outage, ends by itself.
+    Messages that have expired meanwhile become dead letters. Pauses that workers began themselves,
+    as in an outage, are not affected, and end by themselves.
     """
     import asyncio
 

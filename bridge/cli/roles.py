@@ -17,7 +17,7 @@ app = typer.Typer()
 
 @app.command(epilog=examples("sms-bridge worker --config config.yaml"))
 def worker(context: typer.Context, config: ConfigFile = None) -> None:
-    """Take send requests from the queue and post them to the SMS API."""
+    """Consume send requests and post them to the SMS API."""
     _run(context, config, "worker")
 
 
@@ -34,7 +34,7 @@ def both(context: typer.Context, config: ConfigFile = None) -> None:
 
 
 def _run(context: typer.Context, config: Path | None, *roles: "Role") -> None:
-    # Until `run` begins to search.
+    # Imports create many objects that live on; `run` enables the collector again.
     memory.disable_gc_until_started()
     from bridge.app import run
 

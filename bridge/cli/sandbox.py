@@ -17,25 +17,25 @@ app = typer.Typer()
 
 
 _SANDBOX_HELP: Final = """\
-Run a stand-in for the SMS service, with faults to order.
+Run a stand-in for the SMS service, with faults on demand.
 
 It accepts messages as the service of a preset does, keeps them, and sends signed webhooks on
-order; GET / lists all requests. Pages of other sites are refused. With --preset it prints the
-settings with which the bridge works with it.
+demand; GET / lists its endpoints. Requests from pages of other sites are refused. With --preset it
+prints the settings of the bridge for it.
 
 \b
-PUT /sandbox/faults takes a list; each message meets the first fault that applies to it:
-  to               the number; null or left out: every number
-  count            how often; null or left out: until DELETE /sandbox/faults
+PUT /sandbox/faults takes a list; the first fault that matches a message applies to it:
+  to               the number; null or absent: every number
+  count            how often; null or absent: until DELETE /sandbox/faults
   mode             answer           with status and headers (the default)
-                   hang             take the request and never answer
-                   cut              close the connection unanswered
-                   accept_then_cut  send the message, then close unanswered
-  status           200 to 599; the message is sent below 300, and when it is left out
-  answer           in its place one of the service's own answers, by its meaning, its code or
-                   its fate; the error for an unknown one lists them
+                   hang             read the request and never answer
+                   cut              close the connection without an answer
+                   accept_then_cut  send the message, then close without an answer
+  status           200 to 599; below 300, or if absent, the message is sent
+  answer           instead of status, one of the service's own answers, by its meaning, code or
+                   fate; the error for an unknown one lists them
   headers          of the answer, such as {"Retry-After": "2"}
-  latency_seconds  how long to wait first, 0 to 600
+  latency_seconds  delay of the answer, 0 to 600
 """
 
 
@@ -53,36 +53,38 @@ def sandbox(  # noqa: PLR0913  an option each
     *,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     preset: Annotated[
-        str, typer.Option(metavar="NAME", help="The service to play, as sms_api.preset names it.")
+        str, typer.Option(metavar="NAME", help="The service to imitate, as in sms_api.preset.")
     ] = "generic",
     port: Annotated[int, typer.Option(help="The port; 0 = any free one.", min=0, max=65535)] = 8025,
     webhook_url: Annotated[
         str | None,
         typer.Option(
             metavar="URL",
-            help="Where to send webhooks. Default with a preset: 127.0.0.1:8080/webhooks/NAME.",
+            help="Where to send webhooks. Default with --preset: 127.0.0.1:8080/webhooks/NAME.",
         ),
     ] = None,
     webhook_secret: Annotated[
         str | None,
         typer.Option(
-            metavar="S", help="The secret that signs them. Default with a preset: a random one."
+            metavar="S", help="The secret that signs them. Default with --preset: a random one."
         ),
     ] = None,
     webhook_secret_file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A file that holds it, instead of --webhook-secret."),
+        typer.Option(metavar="FILE", help="A file with the secret, instead of --webhook-secret."),
     ] = None,
-    key: Annotated[str | None, typer.Option(help="The only API key that is accepted.")] = None,
+    key: Annotated[
+        str | None, typer.Option(help="The only API key to accept. Default: any.")
+    ] = None,
     allow_host: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="A name with dots under which it is reached; may be repeated.",
+            help="Another host name by which it is reached; may be repeated.",
         ),
     ] = None,
 ) -> None:
-    """Run a stand-in for the SMS service; _SANDBOX_HELP says the rest."""
+    """Run a stand-in for the SMS service; _SANDBOX_HELP is the help text."""
     _check_installed("sandbox")
     import asyncio
 
@@ -104,7 +106,9 @@ def sandbox(  # noqa: PLR0913  an option each
         sys.stdout.write(f"sandbox: {url}\n")
         if signer is not None and played != "generic":
             settings = signer.settings_to_copy(url, has_key=key is not None)
-            sys.stdout.write(f"It plays {played}. For the bridge's configuration:\n\n{settings}\n")
+            sys.stdout.write(
+                f"It imitates {played}. Settings of the bridge for it:\n\n{settings}\n"
+            )
         sys.stdout.flush()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -125,7 +129,7 @@ def _read_secret(file: Path, *, beside: str | None) -> str:
     from bridge.credentials import read_secret
 
     if beside is not None:
-        raise ConfigError("--webhook-secret-file: is given beside --webhook-secret; leave one out")
+        raise ConfigError("--webhook-secret-file: --webhook-secret is given too; leave one out")
     return read_secret("--webhook-secret-file", file)
 
 
@@ -154,7 +158,9 @@ def _known_preset(name: str) -> "Preset":
 @app.command(epilog=examples("sms-bridge demo", "sms-bridge demo --keep"))
 def demo(
     *,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave it running until Ctrl-C.")] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep everything running until Ctrl-C.")
+    ] = False,
     messages: Annotated[int, typer.Option(help="Send requests.", min=50)] = 1000,
     events: Annotated[int, typer.Option(help="Webhooks.", min=20)] = 200,
 ) -> None:

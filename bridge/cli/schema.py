@@ -9,7 +9,7 @@ from bridge.cli.options import ConfigFile, examples, read_settings
 
 app = typer.Typer(
     name="schema",
-    help="Print the contract for machines: JSON Schemas and AsyncAPI.",
+    help="Print the machine-readable contract: JSON Schemas and AsyncAPI.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -29,7 +29,7 @@ def config_() -> None:
 
 @app.command(epilog=examples("sms-bridge schema request > request.schema.json"))
 def request(context: typer.Context, *, config: ConfigFile = None) -> None:
-    """Print the JSON Schema of a send request, with the limits of the configuration."""
+    """Print the JSON Schema of a send request, with the configured limits."""
     from bridge.admin.asyncapi import request_schema
 
     _print(request_schema(read_settings(context, config).worker))
@@ -49,7 +49,7 @@ def event(context: typer.Context, *, config: ConfigFile = None) -> None:
     )
 )
 def asyncapi(context: typer.Context, *, config: ConfigFile = None) -> None:
-    """Print an AsyncAPI 3.0 document of every queue and exchange, as they are configured."""
+    """Print an AsyncAPI 3.0 document of all queues and exchanges, as configured."""
     from bridge.admin import asyncapi as contract
 
     _print(contract.asyncapi(read_settings(context, config)))

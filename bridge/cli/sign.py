@@ -34,7 +34,9 @@ def sign(
     ] = None,
     path: Annotated[
         str | None,
-        typer.Option(help="The endpoint, if there are several. Default: the path of the URL."),
+        typer.Option(
+            help="The path of the endpoint, if there are several. Default: that of the URL."
+        ),
     ] = None,
     content_type: Annotated[
         str,
@@ -44,7 +46,7 @@ def sign(
     ] = "application/json",
     config: ConfigFile = None,
 ) -> None:
-    """Sign a body as the endpoint's scheme does and print the headers, a line each."""
+    """Sign a body with the scheme of an endpoint, and print the headers, a line each."""
     import shlex
 
     body = sys.stdin.buffer.read() if file is None else _read(file)
@@ -77,7 +79,7 @@ def _choose(settings: "Settings", path: str | None, url: str | None) -> "Endpoin
     wanted = path
     if path is None:
         of_url = "" if url is None else urlsplit(url).path
-        # A proxy may call the only endpoint by another path.
+        # The public URL of the only endpoint may have another path, behind a proxy.
         wanted = of_url if of_url in keys or len(keys) > 1 else next(iter(keys))
     if wanted not in keys:
         raise ConfigError(f"--path: must be that of an endpoint: {', '.join(keys)}")
@@ -95,7 +97,7 @@ def _sign(
 
     if endpoint.scheme.algorithm == "ed25519":
         raise ConfigError(
-            f"{endpoint.path}: its secret is the service's public key, which signs nothing; "
+            f"{endpoint.path}: its secret is the service's public key, which cannot sign; "
             "have the service call it"
         )
     try:
@@ -109,7 +111,7 @@ def _sign(
         )
     except InvalidSignatureError:
         raise ConfigError(
-            f"{endpoint.path}: the receiver would refuse this body with any signature; the service "
-            "is documented to send other ones"
+            f"{endpoint.path}: the receiver would refuse this body with any signature; by its "
+            "documentation the service does not send it"
         ) from None
     return signed.headers, signed.query

@@ -1,4 +1,4 @@
-"""`sms-bridge status`: the state of queues, workers and receivers on one screen, or as JSON."""
+"""`sms-bridge status`: queues, workers and receivers on one screen, or as JSON."""
 
 import json
 import os
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from bridge.admin.admin_port import AdminPort, PauseFacts
+    from bridge.admin.admin_port_client import AdminPort, PauseFacts
     from bridge.admin.status import ProcessReport, QueueReport, Status, WorkerReport
     from bridge.config import Settings
 
-# From the beginning of one reading to that of the next.
+# From the start of one reading to the start of the next.
 WATCH_SECONDS: Final = 2.0
-# The usual width of a terminal: sentences are broken there, on a narrower one earlier.
+# Sentences are wrapped at the usual width of a terminal, or at a smaller one.
 WIDTH: Final = 80
 _UNKNOWN: Final = "-"
 
@@ -51,8 +51,8 @@ def status(
         list[str] | None,
         typer.Option(
             metavar="HOST[:PORT]",
-            help="An admin port to ask; a name stands for all its addresses. May be repeated. "
-            "Default: admin.port of this computer.",
+            help="An admin port; a name stands for all its addresses. May be repeated. "
+            "Default: admin.port on this computer.",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -60,13 +60,13 @@ def status(
 ) -> None:
     """Show queues, rates, pauses with their causes, workers and receivers on one screen.
 
-    The broker is asked for the queues, their consumers and an operator's pause, the admin ports
-    for the rest. Whatever does not answer is named. Nothing is changed and no message is read:
-    ages are known for the messages that a worker holds, and reasons for the dead letters made since
-    the workers started. `dlq list` reads the queue itself.
+    Queues, consumers and an operator's pause come from the broker, everything else from the admin
+    ports; those that do not answer are listed. Nothing is changed and no message is read: ages are
+    those of messages that workers hold, and reasons are those of dead letters made since the
+    workers started. `dlq list` reads the queue itself.
 
-    Exit 1 if the broker does not answer, or an admin port that was named. --watch ends with exit 0;
-    with --json as well, each reading is a line.
+    Exit 1 if the broker, or an admin port given with --admin, does not answer. --watch exits with
+    0; with --json as well, each reading is a line.
     """
     import asyncio
 
@@ -82,13 +82,13 @@ def status(
 
 
 def _ports(settings: "Settings", names: Sequence[str]) -> "list[AdminPort]":
-    from bridge.admin.admin_port import local_port, parse_admin_port
+    from bridge.admin.admin_port_client import local_port, parse_admin_port
 
     try:
         ports = [parse_admin_port(name, settings.admin.port) for name in names]
     except ValueError as error:
         raise ConfigError(f"--admin: {error}") from None
-    # Port 0 is any free one: only the role's log says which.
+    # Port 0 is any free port, which only the role's log tells.
     return ports if ports or settings.admin.port == 0 else [local_port(settings.admin)]
 
 
@@ -100,7 +100,7 @@ async def _read(settings: "Settings", ports: "list[AdminPort]") -> "Status":
 
 
 async def _watch(settings: "Settings", ports: "list[AdminPort]", *, as_json: bool) -> None:
-    """Show each status in place of the last; below it where the cursor cannot be moved."""
+    """Show each status in place of the last, or below it if the cursor cannot be moved."""
     import asyncio
 
     from rich.console import Group
@@ -144,7 +144,7 @@ def _texts(found: "Status") -> "Iterator[Text]":
 
     width = min(WIDTH, shutil.get_terminal_size().columns) if sys.stdout.isatty() else WIDTH
     for line in format_status(found, width):
-        # A line wider than the terminal continues on the next one: nothing is cut off.
+        # A line that is wider than the terminal is continued, not cut off.
         yield Text(line.text, line.style, overflow="fold")
 
 
@@ -152,16 +152,16 @@ def _texts(found: "Status") -> "Iterator[Text]":
 
 
 class StatusLine(NamedTuple):
-    """A line, with the style of a table's head, of a fault, or of neither."""
+    """A line, with the style of a table head, of a fault, or neither."""
 
     text: str
     style: Literal["bold", "red", ""] = ""
 
 
 def format_status(status: "Status", width: int = WIDTH) -> list[StatusLine]:
-    """Write a status as lines, without line breaks or anything else that a terminal obeys.
+    """Format a status as lines of printable characters.
 
-    Sentences are broken at `width`; tables are as wide as their contents.
+    Sentences are wrapped at `width`; tables are as wide as their contents.
     """
     parts = (
         [_summary(status)],
@@ -203,12 +203,12 @@ def _faults(status: "Status") -> Iterator[str]:
         yield f"BROKER  {broker.fault}"
     elif broker.stores is False:
         yield (
-            "BROKER  takes no messages, as in a memory or disk alarm; look at "
+            "BROKER  accepts no messages (memory or disk alarm); look at "
             "rabbitmq-diagnostics check_local_alarms"
         )
     if broker.refused:
         yield (
-            f"NO PERMISSION  on {', '.join(broker.refused)}: the number of messages is not known; "
+            f"NO PERMISSION  on {', '.join(broker.refused)}: the number of messages is unknown; "
             "permission to read is enough (rabbitmqctl set_permissions)"
         )
     if status.is_paused_by_operator:
@@ -221,10 +221,10 @@ def _faults(status: "Status") -> Iterator[str]:
     of_all = _how_many(len(status.workers))
     waits = [worker.retry_after_seconds for _, worker in status.workers]
     if slow := [wait for wait in waits if wait > 0]:
-        wait = format_age(max(slow))
-        yield f"SLOWED DOWN  {len(slow)} of {of_all}, by a 429 of the service, for {wait} more"
+        left = format_age(max(slow))
+        yield f"SLOWED DOWN  {len(slow)} of {of_all}, after the service's 429, for another {left}"
     if suspecting := sum(worker.outage_suspected for _, worker in status.workers):
-        yield f"OUTAGE SUSPECTED  {suspecting} of {of_all}, where request after request fails"
+        yield f"OUTAGE SUSPECTED  by {suspecting} of {of_all}: requests keep failing"
     for process in status.processes:
         if process.fault is not None:
             where = "" if process.name == process.address else f" ({process.name})"
@@ -233,7 +233,7 @@ def _faults(status: "Status") -> Iterator[str]:
 
 
 def _own_pauses(status: "Status") -> Iterator[str]:
-    from bridge.admin.worker_status import explain_pause
+    from bridge.admin.admin_port_client import explain_pause
 
     pauses: dict[tuple[str, str | None], list[PauseFacts]] = {}
     for _, worker in status.workers:
@@ -254,12 +254,12 @@ def _missing_workers(status: "Status") -> Iterator[str]:
     consumers = next((one.consumers for one in status.queues if one.role == "requests"), None)
     if status.queues_from != "broker" or consumers is None:
         return
-    # A paused worker may be a consumer or not. A consumer that has ended counts until its messages
-    # are settled, beside the worker's next consumer, which takes the probe.
+    # A paused worker may have a consumer or not. A cancelled consumer counts until its messages are
+    # settled, beside the worker's next consumer, which gets the probe.
     count_twice = sum(bool(worker.pauses and worker.held) for _, worker in status.workers)
     hidden = consumers - len(status.workers) - count_twice
     if consumers == 0 and not status.workers:
-        yield "NO WORKER  takes requests: none runs, or each is paused or has no broker"
+        yield "NO WORKER  consumes requests: none is running, or all are paused or lack a broker"
     elif hidden > 0:
         yield (
             f"NOT SHOWN  {hidden} of {_how_many(consumers)} that consume: name their admin "
@@ -280,9 +280,9 @@ def _age(moment: str | None) -> str:
 def _queues(status: "Status", width: int) -> Iterator[StatusLine]:
     source = ""
     if status.queues_from == "workers":
-        source = f"as a worker saw it {_age(status.queues_at)} ago"
+        source = f"seen by a worker {_age(status.queues_at)} ago"
     oldest = status.oldest_seconds
-    in_hand = "" if oldest is None else f"oldest in hand: {format_age(oldest)}"
+    in_hand = "" if oldest is None else f"oldest held: {format_age(oldest)}"
     rows = [
         (
             queue.name,
@@ -300,11 +300,11 @@ def _queues(status: "Status", width: int) -> Iterator[StatusLine]:
         for queue in status.queues
         if queue.role == "retry"
     )
-    yield from _wrapped("on the retry ladder: " + ", ".join(steps), width)
+    yield from _wrapped("in the retry queues: " + ", ".join(steps), width)
     if (told := status.ladder) is not None and told.not_back:
         text = (
-            f"retries since the workers started: {told.stored:,} stored, {told.returned:,} came "
-            f"back, {told.not_back:,} did not yet"
+            f"retries since the workers started: {told.stored:,} stored, {told.returned:,} "
+            f"returned, {told.not_back:,} outstanding"
         )
         yield from _wrapped(text, width)
     if status.workers:
@@ -387,14 +387,7 @@ def _state(process: "ProcessReport", worker: "WorkerReport | None") -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[StatusLine]:
-    """Write a table, with all columns but the first and the last aligned to the right."""
-    if not rows:
-        return
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    aligned = [
-        [row[0], *(row[at].rjust(widths[at]) for at in range(1, len(row) - 1)), row[-1]]
-        for row in (head, *rows)
-    ]
-    first, *others = format_table(aligned[0], aligned[1:])
-    yield StatusLine(first, "bold")
-    yield from map(StatusLine, others)
+    if rows:
+        first, *others = format_table(head, rows, has_numbers=True)
+        yield StatusLine(first, "bold")
+        yield from map(StatusLine, others)

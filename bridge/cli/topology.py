@@ -1,4 +1,4 @@
-"""`sms-bridge topology`: show, compare or make the entities that the bridge needs."""
+"""`sms-bridge topology`: show, compare or create the entities that the bridge needs."""
 
 import json
 from enum import StrEnum
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="topology",
-    help="Show, compare or make the queues, exchanges and bindings that the bridge needs.",
+    help="Show, compare or create the queues, exchanges and bindings that the bridge needs.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -45,7 +45,7 @@ class TopologyFormat(StrEnum):
 def _read_topology(
     context: typer.Context, config: ConfigFile, role: OneRole
 ) -> "tuple[Settings, Topology]":
-    """Load the configuration, and return it with the topology that it needs."""
+    """Load the configuration, and return it with its topology."""
     from bridge.topology.declarations import bridge_topology
 
     settings = read_settings(context, config)
@@ -76,22 +76,20 @@ def show(
         str, typer.Option(help="For operator: the name of the RabbitmqCluster.")
     ] = "rabbitmq",
     namespace: Annotated[
-        str | None, typer.Option(help="For operator: the cluster's namespace, if another.")
+        str | None,
+        typer.Option(help="For operator: the cluster's namespace, if it is another one."),
     ] = None,
     policy: Annotated[
         bool,
         typer.Option(
-            help="For operator and definitions: with the policy that lifts RabbitMQ 4's limit of "
-            "20 deliveries; RabbitMQ 3 has no such limit, and refuses the policy."
+            help="For operator and definitions: include the policy that lifts RabbitMQ 4's limit "
+            "of 20 deliveries. RabbitMQ 3 has no such limit, and refuses the policy."
         ),
     ] = True,
     role: OneRole = None,
     config: ConfigFile = None,
 ) -> None:
-    """Print what the bridge needs on the broker, as it declares it itself.
-
-    Nothing is asked of the broker.
-    """
+    """Print the entities that the bridge declares, without connecting to the broker."""
     import yaml
     from yarl import URL
 
@@ -131,10 +129,10 @@ def verify(
     as_json: AsJson = False,
     config: ConfigFile = None,
 ) -> None:
-    """Compare the broker with what the bridge needs; print the differences and exit 1.
+    """Compare the broker with what the bridge needs; if they differ, print how and exit 1.
 
-    Nothing is created. For a main queue or an exchange, which others may have declared, each
-    difference says what it can cost. Bindings are compared through the management API only.
+    Nothing is created. For main queues and exchanges, which others may have declared, the possible
+    cost of each difference is printed. Bindings are compared through the management API only.
     """
     import asyncio
 
@@ -155,7 +153,7 @@ def verify(
     if any(difference.kind != "not_compared" for difference in differences):
         raise typer.Exit(EXIT_FAILED)
     if not as_json:
-        typer.echo("the topology is as the bridge needs it")
+        typer.echo("the topology matches")
 
 
 @app.command(
@@ -170,10 +168,10 @@ def declare(
     role: OneRole = None,
     config: ConfigFile = None,
 ) -> None:
-    """Create what is missing, as a role does when it starts; what exists is never changed.
+    """Create missing entities, as a role does when it starts; change nothing that exists.
 
     A main queue or an exchange that exists with other arguments is used as it is, and reported.
-    Exit 1 if a retry or dead-letter queue has other arguments, or something may not be created.
+    Exit 1 if a retry or dead-letter queue has other arguments, or a permission is missing.
     """
     import asyncio
 
@@ -186,7 +184,7 @@ def declare(
     absent = {name_of(one.entity) for one in unusable}
     for entity in (*topology.declarable, *topology.bindings):
         if name_of(entity) not in absent:
-            typer.echo(f"there is {name_of(entity)}")
+            typer.echo(f"exists: {name_of(entity)}")
     for difference in differences:
         typer.echo(f"{difference.kind}: {difference.why}", err=True)
     if unusable:
@@ -207,7 +205,7 @@ async def _declare(settings: "Settings", topology: "Topology") -> "list[Differen
 async def _compare(
     settings: "Settings", topology: "Topology", url: str | None
 ) -> "tuple[list[Difference], str | None]":
-    """Compare over AMQP, and the bindings through the management API; else say why not."""
+    """Return the differences, and the reason if bindings were not compared."""
     from bridge.admin.management import open_management
     from bridge.amqp.connecting import close_quietly, open_first_connection
     from bridge.topology.comparison import compare
@@ -233,6 +231,6 @@ async def _check_same_cluster(connection: "Connection", management: "Management"
     theirs = (await management.read("overview") or {}).get("cluster_name")
     if ours and theirs and ours != theirs:
         raise BrokerError(
-            f"it belongs to the cluster {theirs}, and rabbitmq.url leads to {ours}; "
-            "give --management-url the API of the same broker"
+            f"it belongs to the cluster {theirs}, but rabbitmq.url leads to {ours}; "
+            "set --management-url to the API of the same broker"
         )

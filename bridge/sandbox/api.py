@@ -1,7 +1,7 @@
-"""The sandbox's HTTP interface: the played service's endpoint, and `/sandbox/...` to control it.
+"""The sandbox's HTTP interface: the service's endpoint, and `/sandbox/...` to control it.
 
-It answers as the worker's contract with the real service says, records what it receives, and
-misbehaves if ordered to. A repeated message is accepted again, so that duplicates show.
+It answers like the real service, records all requests, and misbehaves on demand. It accepts a
+repeated message again, so that duplicates show.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ from bridge.sandbox.webhooks import (
 )
 
 MAX_BODY_BYTES: Final = 1024 * 1024
-# How many requests may wait for a message at the same time.
+# The maximum number of requests that wait for a message at the same time.
 MAX_WAITING: Final = 200
 # Answers with these statuses have no body (RFC 9110, 6.4.1).
 _BODILESS: Final = {204, 304}
@@ -61,27 +61,27 @@ _BODILESS: Final = {204, 304}
 INDEX: Final = """\
 sms-bridge sandbox: a stand-in for the SMS service. Nothing is sent to anybody.
 
-It plays the preset %s, which takes messages at
+It imitates the preset %s, which accepts messages at
 POST   %s
 
-GET    /sandbox/messages   what was accepted, oldest first; DELETE forgets it
+GET    /sandbox/messages   the accepted messages, oldest first; DELETE forgets them
            ?to=NUMBER      for one number, ?after=ID after one message; with
-           &wait_seconds=30 the answer comes as soon as there is one
-GET    /sandbox/repeats    of these, what repeats an earlier one
-GET    /sandbox/requests   every such POST and its answer; DELETE forgets it
+           &wait_seconds=30 the answer waits for the first message
+GET    /sandbox/repeats    those of them that repeat an earlier one
+GET    /sandbox/requests   all POSTs and their answers; DELETE forgets them
 POST   /sandbox/replies    reply from a phone: {"from", "text", "repeat": 1, "forged": false}
-POST   /sandbox/receipts   what became of a message: {"id", "to", "delivery": "delivered" | "failed"
+POST   /sandbox/receipts   delivery receipt: {"id", "to", "delivery": "delivered" | "failed"
                            | "pending", "repeat": 1, "forged": false}
-POST   /sandbox/events     any body, signed and sent to the bridge as it is
+POST   /sandbox/events     any body, signed and sent to the bridge unchanged
 PUT    /sandbox/faults     misbehave: [{"to", "count", "status", "answer", "headers",
                            "latency_seconds",
                            "mode": "answer" | "hang" | "cut" | "accept_then_cut"}]
-POST   /sandbox/faults     one fault more; GET lists those still to come, DELETE ends them
+POST   /sandbox/faults     add one fault; GET lists the remaining ones, DELETE ends them
 """
 
 
 class SandboxApi:
-    """The endpoints for programs; `page` has those of the web page."""
+    """The endpoints for programs; `PageApi` has those for the web page."""
 
     def __init__(
         self, service: PlayedService, store: SandboxStore, webhooks: WebhookSender | None
@@ -115,7 +115,7 @@ class SandboxApi:
 
     @asynccontextmanager
     async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
-        """Close the sender of webhooks when the application ends."""
+        """Close the webhook sender when the application ends."""
         yield
         if self._webhooks is not None:
             await self._webhooks.close()
@@ -127,7 +127,7 @@ class SandboxApi:
         return PlainTextResponse(INDEX % (self._service.preset, self._service.path))
 
     async def receive_message(self, request: Request) -> Response:
-        """Record a POST to the service and check it, then accept it or do as a fault says."""
+        """Record a POST to the service and check it, then accept it or apply a fault."""
         received = ReceivedRequest(
             self._service.key_header(request.headers),
             HttpExchange(
@@ -173,10 +173,10 @@ class SandboxApi:
     ) -> Response:
         answer = self._service.fault_answer(fault.answer, fault.given_status)
         received.fault = fault.mode
-        # Accepted before the wait: a client that gives up waiting was sent its message anyway.
+        # Accepted before the delay: the message is sent even if the client gives up.
         if fault.mode == "accept_then_cut" or (fault.mode == "answer" and answer is None):
             answer = self._accept(parsed, fault.given_status)
-        # Pages show the request while it waits.
+        # Pages show the request during the delay.
         self._store.request_changed(received)
         delay = MAX_HANG_SECONDS if fault.mode == "hang" else fault.latency_seconds
         is_connected = await while_connected(request, asyncio.sleep(delay, result=True))
@@ -185,13 +185,13 @@ class SandboxApi:
         return await close_unanswered(request)
 
     async def list_messages(self, request: Request) -> Response:
-        """Show the accepted messages, oldest first; if asked to, wait for the first of them."""
+        """Show the accepted messages, oldest first; wait for the first one if requested."""
         query = validate(MessageQuery, dict(request.query_params))
         number = -1
         if query.after is not None:
             after = self._store.newest(query.after, None)
             if after is None:
-                raise HTTPException(404, "after: no message that is kept has this id")
+                raise HTTPException(404, "after: no message with this id is kept")
             number = after.number
         found = self._store.messages_after(number, query.to)
         if not found and query.wait_seconds:
@@ -202,7 +202,9 @@ class SandboxApi:
         self, request: Request, number: int, to: str | None, seconds: float
     ) -> list[AcceptedMessage]:
         if self._waiting >= MAX_WAITING:
-            raise HTTPException(503, f"{MAX_WAITING} requests wait already", {"Retry-After": "1"})
+            raise HTTPException(
+                503, f"{MAX_WAITING} requests are waiting already", {"Retry-After": "1"}
+            )
         self._waiting += 1
         try:
             messages = self._store.wait_for_messages(number, to, seconds)
@@ -229,14 +231,14 @@ class SandboxApi:
         return Response(status_code=204)
 
     async def show_request(self, request: Request) -> Response:
-        """Show the headers and bodies of one request and its answer."""
+        """Show one request and its answer with headers and bodies."""
         received = self._store.find_request(request.path_params["number"])
         if received is None or received.exchange is None:
-            raise HTTPException(404, "number: headers and body of this request are not kept")
+            raise HTTPException(404, "number: this request is not kept")
         return JSONResponse(received.as_json() | asdict(received.exchange))
 
     async def list_faults(self, _request: Request) -> Response:
-        """Show the faults still to come, with the rest of their counts."""
+        """Show the remaining faults, with their remaining counts."""
         return JSONResponse({"faults": [self._describe(fault) for fault in self._store.faults]})
 
     def _describe(self, fault: Fault) -> dict[str, object]:
@@ -250,7 +252,7 @@ class SandboxApi:
         return await self.list_faults(request)
 
     async def add_fault(self, request: Request) -> Response:
-        """Add a fault behind all others."""
+        """Add a fault at the end of the list."""
         if len(self._store.faults) >= MAX_FAULTS:
             raise HTTPException(409, f"There are {MAX_FAULTS} faults; end them first.")
         added = self._check([validate(Fault, await request.body())])
@@ -271,7 +273,7 @@ class SandboxApi:
         return Response(status_code=204)
 
     async def send_reply(self, request: Request) -> Response:
-        """Send the webhook of a message from a phone, repeated or forged if asked to."""
+        """Send the webhook of a reply from a phone."""
         reply = validate(PhoneReply, await request.body())
         content = write_reply(self._service.preset, reply.sender, reply.text)
         webhook = SentWebhook("reply", cut_body(content.body), reply.sender, reply.text)
@@ -282,7 +284,7 @@ class SandboxApi:
         order = validate(ReceiptOrder, await request.body())
         message = self._store.newest(order.id, order.to)
         if message is None:
-            raise HTTPException(404, "id, to: no such message was taken")
+            raise HTTPException(404, "id, to: there is no such message")
         try:
             content = write_receipt(self._service.preset, message, order.delivery)
         except ValueError as error:
@@ -318,8 +320,8 @@ class SandboxApi:
         except InvalidSignatureError:
             raise HTTPException(
                 400,
-                "text: cannot be signed as the service does, for it could be read in two ways; "
-                "take another one, or a --webhook-url without a query",
+                "text: the service's scheme cannot sign it unambiguously; use another text, or a "
+                "--webhook-url without a query",
             ) from None
         finally:
             webhook.answers = answers or []
@@ -332,7 +334,7 @@ class SandboxApi:
 def _respond(
     answer: ServiceAnswer, received: ReceivedRequest, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """Make the response, with the headers of a fault, and record it."""
+    """Build the response, with the headers of a fault if given, and record it."""
     received.status = answer.status
     headers = {**answer.headers, **(headers or {})}
     if answer.body is None or answer.status in _BODILESS:
@@ -346,7 +348,7 @@ def _respond(
 
 
 async def _error_response(_request: Request, error: Exception) -> Response:
-    if not isinstance(error, HTTPException):  # only for the type checker
+    if not isinstance(error, HTTPException):  # for the type checker
         raise TypeError
     return JSONResponse({"error": error.detail}, error.status_code, headers=error.headers)
 
@@ -363,11 +365,11 @@ def create_app(
     max_messages: int = 100_000,
     hosts: Collection[str] = (),
 ) -> Starlette:
-    """Make the sandbox's application, to be run by `serve`, which can cut connections.
+    """Build the sandbox's application for `serve`, which can cut connections.
 
-    `key` is the only API key that it accepts, None is any. Without a `signer` it sends no
-    webhooks. `hosts` are its names, besides addresses and names without a dot. Tests find its
-    service and records in `state`.
+    `key` is the only accepted API key, None accepts any. Without a `signer` it sends no webhooks.
+    `hosts` are its names besides addresses and names without a dot. `state` has the service and
+    the store for tests.
     """
     store, service = SandboxStore(max_messages), PlayedService(preset, key)
     sandbox = SandboxApi(service, store, None if signer is None else WebhookSender(signer))

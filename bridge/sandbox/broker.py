@@ -1,4 +1,4 @@
-"""A private RabbitMQ server for the demo and the tests: own folder, own ports, gone at exit."""
+"""A private RabbitMQ server for the demo and the tests, with its own folder and ports."""
 
 import os
 import re
@@ -20,15 +20,15 @@ from yarl import URL
 from bridge.errors import BrokerError
 from bridge.sandbox.processes import Child, Guard, accepts, free_ports, guarded, wait_until
 
-# The setting with which the demo and the tests are given a broker that runs already.
+# Names a running broker for the demo and the tests to use instead.
 URL_VARIABLE: Final = "SMS_BRIDGE_RABBITMQ__URL"
-# How long starting, stopping, `rabbitmqctl` and a handshake may each take before they have failed.
+# Deadlines of a start, a stop, `rabbitmqctl` and a handshake.
 START_SECONDS: Final = 90
 STOP_SECONDS: Final = 30
 CTL_SECONDS: Final = 60
 HANDSHAKE_SECONDS: Final = 3
-# How soon RabbitMQ asks again whether a message has arrived that it moved from a retry queue to a
-# queue without a leader, as queues are for a moment after the start. The default is three minutes.
+# The interval in which RabbitMQ repeats an unconfirmed move from a retry queue, for example to a
+# queue that has no leader yet after a start. The default is three minutes.
 _DEAD_LETTER_CONFIRM_SECONDS: Final = 3
 _PACKAGE_FOLDERS = (
     "/usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin",
@@ -39,9 +39,9 @@ _PACKAGE_FOLDERS = (
 
 
 class Epmd:
-    """Erlang's name service for the nodes whose home, and so whose cookie, is `folder`.
+    """Erlang's name service for nodes with the home directory `folder`, which has their cookie.
 
-    A node would start one that outlives it; this one is ended with the broker.
+    Unlike one that a node starts, it ends with the broker.
     """
 
     def __init__(self, folder: Path, *, guard: Guard) -> None:
@@ -51,7 +51,7 @@ class Epmd:
         self._child: Child | None = None
 
     def start(self) -> None:
-        """Start, unless it runs, and return when it accepts connections."""
+        """Start it unless it is running; return when it accepts connections."""
         if self._child is not None:
             return
         self._child = child = Child(
@@ -74,9 +74,9 @@ class Epmd:
 
 
 class Broker:
-    """One RabbitMQ node on this computer; its data and ports stay the same over restarts.
+    """One RabbitMQ node on this computer, which keeps its data and ports in restarts.
 
-    Nodes that share an `epmd` can form a cluster. `configuration` adds lines to `rabbitmq.conf`,
+    Nodes with the same `epmd` can form a cluster. `configuration` adds lines to `rabbitmq.conf`,
     `applications` adds terms to `advanced.config`.
     """
 
@@ -111,13 +111,13 @@ class Broker:
 
     @property
     def pid(self) -> int:
-        """The process id of the Erlang VM that runs now, or ran last."""
+        """The process id of the last Erlang VM."""
         if self._server is None:
             raise BrokerError("The private RabbitMQ has not been started.")
         return self._server.pid
 
     def start(self) -> None:
-        """Start, also after `stop` or `kill`, and return when clients are answered."""
+        """Start, also after `stop` or `kill`; return when it answers clients."""
         self._epmd.start()
         self._server = server = Child(
             [str(self._scripts / "rabbitmq-server"), "-noinput"],
@@ -134,7 +134,7 @@ class Broker:
             raise BrokerError(f"The private RabbitMQ {how}; the end of its log:\n{server.tail()}")
 
     def stop(self) -> None:
-        """Shut down in an orderly way."""
+        """Shut down cleanly."""
         if self._server is not None:
             self.resume()
             self._server.end(grace_seconds=STOP_SECONDS)
@@ -142,18 +142,18 @@ class Broker:
     def flush(self) -> None:
         """Write the directory of quorum queues to disk, so that new queues survive a kill.
 
-        RabbitMQ writes it half a second late; after a restart, a queue that is missing there is
-        listed but never answers.
+        RabbitMQ writes it with a delay of half a second. After a restart, a queue that is missing
+        there is listed but never answers.
         """
         self.ctl("eval", "[dets:sync(Table) || Table <- dets:all()].")
 
     def kill(self) -> None:
-        """End at once, as a power cut would."""
+        """Kill the server, like a power cut."""
         if self._server is not None:
             self._server.kill()
 
     def pause(self) -> None:
-        """Freeze: connections stay open, and nothing is answered."""
+        """Freeze the server: connections stay open without answers."""
         if self._server is not None:
             self._server.signal(signal.SIGSTOP)
 
@@ -163,7 +163,7 @@ class Broker:
             self._server.signal(signal.SIGCONT)
 
     def ctl(self, *args: str, tool: str = "rabbitmqctl") -> str:
-        """Run `rabbitmqctl`, or another such `tool`, on this node and return its output."""
+        """Run `rabbitmqctl`, or another `tool` of RabbitMQ, on this node; return its output."""
         result = subprocess.run(
             [str(self._scripts / tool), "--quiet", "--node", self.node, *args],
             env=self._environ,
@@ -180,12 +180,12 @@ class Broker:
         return result.stdout
 
     def close(self) -> None:
-        """End the server and its name service at once; the data is of no further use."""
+        """Kill the server and its name service; the data may be inconsistent."""
         self.kill()
         self._epmd.close()
 
     def answers(self) -> bool:
-        """Whether clients are answered now, within seconds."""
+        """Whether it answers clients."""
         web = self.management_url
         return answers_amqp(self.url) and (web is None or _answers_http(f"{web}/api/overview"))
 
@@ -194,9 +194,9 @@ class Broker:
 def private_broker(
     *, management: bool = False, plugins: Sequence[str] = (), configuration: Sequence[str] = ()
 ) -> Iterator[Broker]:
-    """Run a private RabbitMQ server, and leave nothing of it behind.
+    """Run a private RabbitMQ server, and remove it completely afterwards.
 
-    Raises BrokerError if none is installed or it does not start.
+    Raises BrokerError if RabbitMQ is not installed or does not start.
     """
     folder = Path(tempfile.mkdtemp(prefix="sms-bridge-broker-"))
     try:
@@ -218,10 +218,10 @@ def private_broker(
 
 
 def find_scripts() -> Path:
-    """Find the folder of the server's own scripts, which have `rabbitmq-env` beside them.
+    """Find the folder of RabbitMQ's own scripts, which also has `rabbitmq-env`.
 
-    The commands that Debian puts on PATH change the user and ignore the environment. Raises
-    BrokerError that says what to install.
+    Debian's wrappers on PATH change the user and ignore the environment. Raises BrokerError with
+    the remedy if RabbitMQ is not installed.
     """
     found = [path for pattern in _PACKAGE_FOLDERS for path in sorted(Path("/").glob(pattern[1:]))]
     on_path = shutil.which("rabbitmq-server")
@@ -233,7 +233,7 @@ def find_scripts() -> Path:
     raise BrokerError(
         "No RabbitMQ server is installed: run `apt-get install rabbitmq-server`, "
         "`dnf install rabbitmq-server` or `brew install rabbitmq`, "
-        f"or set {URL_VARIABLE} to a broker that runs."
+        f"or set {URL_VARIABLE} to a running broker."
     )
 
 
@@ -242,13 +242,13 @@ def _find_epmd() -> str:
     beside = str(Path(erlang).resolve().parent) if erlang else ""
     found = shutil.which("epmd") or shutil.which("epmd", path=beside)
     if found is None:
-        raise BrokerError("Erlang's `epmd` is not on PATH; install Erlang in full.")
+        raise BrokerError("Erlang's `epmd` is not on PATH; install all of Erlang.")
     return found
 
 
 def _environment(folder: Path, node: str, distribution_port: int, epmd: Epmd) -> dict[str, str]:
-    """Return the variables of a node and its `rabbitmqctl`, which write to `folder` only."""
-    # The user's own RabbitMQ and Erlang variables are meant for another node.
+    """Return the environment of a node and its `rabbitmqctl`, which write to `folder` only."""
+    # RabbitMQ and Erlang variables of the user are for another node.
     others = {k: v for k, v in os.environ.items() if not k.startswith(("RABBITMQ_", "ERL_"))}
     local = "-kernel inet_dist_use_interface {127,0,0,1}"
     return {
@@ -267,8 +267,8 @@ def _environment(folder: Path, node: str, distribution_port: int, epmd: Epmd) ->
         "RABBITMQ_MNESIA_BASE": str(folder / "data"),
         "RABBITMQ_LOG_BASE": str(folder / "log"),
         "RABBITMQ_PID_FILE": str(folder / "pid"),
-        # The script then becomes the VM instead of waiting for it, so that a signal to the child
-        # reaches the VM. -noinput on the command line takes the input away again.
+        # Makes the script exec the VM instead of waiting for it, so that signals reach the VM;
+        # -noinput on the command line disables the input again.
         "RABBITMQ_ALLOW_INPUT": "1",
         "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": f"+S 1:1 +B i {local}",
         "RABBITMQ_CTL_ERL_ARGS": f"+S 1:1 {local}",
@@ -278,7 +278,7 @@ def _environment(folder: Path, node: str, distribution_port: int, epmd: Epmd) ->
 def _write_configuration(
     folder: Path, plugins: Sequence[str], lines: Sequence[str], applications: Sequence[str]
 ) -> None:
-    # The default limit of disk space raises an alarm on a small or busy disk.
+    # The default limit would raise an alarm on a small or full disk.
     base = ("disk_free_limit.absolute = 50MB", "log.file.level = info", "log.console = false")
     milliseconds = _DEAD_LETTER_CONFIRM_SECONDS * 1000
     rabbit = f"{{rabbit, [{{dead_letter_worker_publisher_confirm_timeout, {milliseconds}}}]}}"
@@ -291,11 +291,11 @@ def _write_configuration(
 
 
 def shorten_code_path(folder: Path, scripts: Path, plugins: Sequence[str]) -> dict[str, str]:
-    """Return the environment with which a node finds its code in half of the CPU time.
+    """Return variables that halve the CPU time in which a node loads its code.
 
     For each of its thousand modules Erlang searches the code path from the front, where RabbitMQ
-    puts the folders of all its plugins. `folder` gets links to the enabled ones, and takes the
-    place of them all. Changes nothing if Erlang or RabbitMQ is installed in another way.
+    puts all plugins. `folder` replaces these by links to the enabled ones. Returns nothing if the
+    layout of Erlang or RabbitMQ is unknown.
     """
     erlang = shutil.which("erl")
     if erlang is None:
@@ -304,20 +304,20 @@ def shorten_code_path(folder: Path, scripts: Path, plugins: Sequence[str]) -> di
     every = _applications(Path(erlang).resolve().parents[1] / "lib") | bundled
     if "rabbit" not in bundled or "kernel" not in every:
         return {}
-    # RabbitMQ starts Mnesia without naming it as a dependency.
+    # RabbitMQ starts Mnesia, but does not list it as a dependency.
     needed = _with_dependencies(["rabbit", "mnesia"], every)
     linked = ((_with_dependencies(plugins, every) - needed) | {"rabbit"}) & bundled.keys()
     folder.mkdir()
     for name in linked:
         (folder / bundled[name].name).symlink_to(bundled[name])
-    # Erlang reverses the order, so that the folders with the most modules are searched first.
+    # Erlang reverses the order, and so searches the folders with the most modules first.
     paths = sorted((every[name] / "ebin" for name in needed), key=_count_modules)
     arguments = " ".join(["-pa", *map(str, paths)])
     return {"RABBITMQ_PLUGINS_DIR": str(folder), "ERL_AFLAGS": arguments}
 
 
 def _applications(folder: Path) -> dict[str, Path]:
-    # A folder is named after the application and, mostly, its version: `rabbit-3.13.7`.
+    # A folder has the name of the application and usually its version: `rabbit-3.13.7`.
     named = {path.name.partition("-")[0]: path for path in sorted(folder.glob("*"))}
     return {name: path for name, path in named.items() if (path / "ebin" / f"{name}.app").is_file()}
 
@@ -340,7 +340,7 @@ def _count_modules(folder: Path) -> int:
 
 
 def answers_amqp(url: str) -> bool:
-    """Whether a URL can be connected to and the other side answers as an AMQP 0-9-1 broker."""
+    """Whether an AMQP 0-9-1 broker answers at a URL."""
     try:
         broker = URL(url)
         is_tls = broker.scheme == "amqps"
@@ -348,7 +348,7 @@ def answers_amqp(url: str) -> bool:
         with socket.create_connection(address, HANDSHAKE_SECONDS) as plain:
             if not is_tls:
                 return _shakes_hands(plain)
-            # No password is sent here; the client that sends one checks the certificate.
+            # No password is sent here, so the certificate does not matter.
             context = ssl._create_unverified_context()  # noqa: S323, SLF001
             with context.wrap_socket(plain, server_hostname=address[0]) as wrapped:
                 return _shakes_hands(wrapped)
@@ -358,12 +358,12 @@ def answers_amqp(url: str) -> bool:
 
 def _shakes_hands(connection: socket.socket) -> bool:
     connection.sendall(b"AMQP\x00\x00\x09\x01")
-    # The start of a method frame on channel 0. A broker of another version answers "AMQP...".
+    # The start of a method frame on channel 0; another version of AMQP answers "AMQP...".
     return connection.recv(3) == b"\x01\x00\x00"
 
 
 def _answers_http(url: str) -> bool:
-    """Whether the management API answers the user guest, which every new broker has."""
+    """Whether the management API answers the default user guest."""
     request = urllib.request.Request(url)  # noqa: S310  always http on 127.0.0.1
     request.add_header("Authorization", "Basic Z3Vlc3Q6Z3Vlc3Q=")
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

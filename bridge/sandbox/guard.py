@@ -1,7 +1,7 @@
-"""Refuses requests that a web page of another site makes a browser send to the sandbox.
+"""Refuse requests that a web page of another site makes a browser send to the sandbox.
 
-Any page can send requests to this computer (CSRF). A page whose host name is pointed here after
-it was loaded (DNS rebinding) could read the answers as well. `Origin` and `Host` give them away.
+Any page can send requests to this computer (CSRF). A page whose host name resolves to this computer
+after it was loaded (DNS rebinding) could also read the answers. `Origin` and `Host` reveal both.
 """
 
 import ipaddress
@@ -15,10 +15,10 @@ from bridge.sandbox.service import JSON
 
 
 class OriginGuard:
-    """ASGI middleware that answers 403 or 415 to what the sandbox should not do.
+    """ASGI middleware that answers requests of other sites with 403 or 415.
 
-    `hosts` are the names of the sandbox besides addresses, `localhost` and names without a dot,
-    which nobody can register. `service_type` is the content type of the played service's requests.
+    `hosts` are the sandbox's names besides addresses, `localhost` and names without a dot, which
+    cannot be registered. `service_type` is the content type of requests to the service.
     """
 
     def __init__(self, app: ASGIApp, hosts: Collection[str], service_type: str) -> None:
@@ -27,7 +27,7 @@ class OriginGuard:
         self._service_type = service_type
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it."""
+        """Forward a request, or refuse it."""
         app: ASGIApp = self._app
         if scope["type"] == "http":
             kind = JSON if scope["path"].startswith("/sandbox/") else self._service_type
@@ -51,7 +51,7 @@ class OriginGuard:
 
 
 def _refuse_type(headers: Mapping[str, str], wanted: str) -> tuple[int, str] | None:
-    # Forms of other sites can send only types that the sandbox's own endpoints do not take.
+    # Forms of other sites can only send content types that `/sandbox/...` does not accept.
     kind = headers.get("content-type", wanted).partition(";")[0].strip().lower()
     return None if kind == wanted else (415, f"Content-Type: must be {wanted}")
 

@@ -1,4 +1,4 @@
-"""What users order of the sandbox: models that validate the JSON and queries of `/sandbox/...`."""
+"""Models that validate the JSON and the queries of `/sandbox/...`."""
 
 from typing import Annotated, Final, Literal, TypeVar
 
@@ -18,7 +18,7 @@ from bridge.sandbox.service import find_problem
 from bridge.webhook.receipts import DeliveryState
 
 MAX_FAULTS: Final = 1000
-# The longest time for which a fault may delay its answer, or hang.
+# The longest delay of a fault, and the time of a hang.
 MAX_HANG_SECONDS: Final = 600
 MAX_WAIT_SECONDS: Final = 60
 
@@ -30,7 +30,7 @@ class _Order(BaseModel):
 
 
 class WebhookOrder(_Order):
-    """How often to send a webhook, and whether with a forged signature."""
+    """The number of times to send a webhook, and whether to forge its signature."""
 
     repeat: Annotated[int, Field(ge=1, le=1000)] = 1
     forged: bool = False
@@ -44,7 +44,7 @@ class PhoneReply(WebhookOrder):
 
 
 class ReceiptOrder(WebhookOrder):
-    """The delivery receipt of the newest message with this id and for this number; None is any."""
+    """A delivery receipt for the newest message with this id and number; None matches any."""
 
     id: str | None = None
     to: str | None = None
@@ -52,7 +52,7 @@ class ReceiptOrder(WebhookOrder):
 
 
 class ReadMark(_Order):
-    """The newest message of a number's conversation that somebody has seen on the page."""
+    """The newest message of a number that has been seen on a page."""
 
     to: Annotated[str, Field(min_length=1, max_length=32)]
     number: Annotated[int, Field(ge=0)]
@@ -71,9 +71,9 @@ _HeaderValue = Annotated[str, StringConstraints(pattern=r"^[\t\x20-\x7e\xa0-\xff
 
 
 class Fault(_Order):
-    """How the service misbehaves, towards whom (`to`, None is all) and how often (None: always).
+    """A fault of the service for the number `to` (None: all), `count` times (None: always).
 
-    `answer` names one of the service's documented answers, in place of `status`.
+    `answer` names one of the service's documented answers, instead of `status`.
     """
 
     to: str | None = None
@@ -86,18 +86,18 @@ class Fault(_Order):
 
     @property
     def given_status(self) -> int | None:
-        """The status that was ordered, or None if the service's own is to be used."""
+        """The given status, or None for the service's own."""
         return self.status if "status" in self.model_fields_set else None
 
     @model_validator(mode="after")
     def _has_one_answer(self) -> "Fault":
         if self.answer is not None and self.given_status is not None:
-            raise ValueError("answer brings a status along; leave status out")
+            raise ValueError("answer implies a status; leave status out")
         return self
 
 
 def _number(value: str) -> str:
-    # In a query, a + that is not written as %2B means a space.
+    # In a query, an unescaped + means a space.
     number = f"+{value.strip().removeprefix('+')}"
     if problem := find_problem("to", number):
         raise ValueError(problem)
@@ -105,9 +105,9 @@ def _number(value: str) -> str:
 
 
 class MessageQuery(BaseModel):
-    """Which messages to list: for a number, after the message with an id; None is all.
+    """The messages to list: for a number, and after the message with an id; None matches all.
 
-    If there is none yet, wait `wait_seconds` for the first.
+    If there is none yet, the answer waits up to `wait_seconds` for the first.
     """
 
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
@@ -124,10 +124,7 @@ class Faults(RootModel[Annotated[list[Fault], Field(max_length=MAX_FAULTS)]]):
 
 
 def validate(model: type[Order], given: bytes | dict[str, str]) -> Order:
-    """Read JSON, or the members of a query.
-
-    Raises HTTPException 400 whose detail names the first member that is wrong, not its value.
-    """
+    """Parse JSON or the members of a query; raise HTTPException 400 that names a wrong member."""
     try:
         if isinstance(given, bytes):
             return model.model_validate_json(given)

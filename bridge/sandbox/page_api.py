@@ -1,7 +1,7 @@
-"""What the web page asks for: its files, and a stream of server-sent events (WHATWG HTML, 9.2).
+"""The endpoints of the web page: its files, and a stream of server-sent events (WHATWG HTML, 9.2).
 
-A stream begins with a snapshot of everything that the page shows and continues with all changes.
-A page that falls behind, reconnects, or after records were dropped gets another snapshot.
+A stream begins with a snapshot of everything that the page shows, followed by all changes. A page
+gets a new snapshot if it falls behind or reconnects, and after records were dropped.
 """
 
 import asyncio
@@ -24,16 +24,16 @@ from bridge.sandbox.store import SandboxStore
 from bridge.sandbox.webhooks import documented_deliveries
 
 MAX_STREAMS: Final = 100
-# How many of the newest messages and requests a page shows.
+# The numbers of the newest messages and requests that a page shows.
 MAX_SHOWN: Final = 10_000
 MAX_SHOWN_REQUESTS: Final = 1000
-# Proxies close silent connections, and only a write shows that a page is gone.
+# Proxies close idle connections, and only a write shows that a page is gone.
 ALIVE_SECONDS: Final = 15
-# How long to collect the changes of a burst into one write.
+# The changes within this time are combined in one write.
 _BURST_SECONDS: Final = 0.02
 _RECONNECT_MILLISECONDS: Final = 1000
 
-# The page loads its own files only, and no text becomes markup or code.
+# The page may load only its own files, and text cannot become markup or code.
 SECURITY_HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -82,7 +82,7 @@ class PageApi:
         self._files = {name: (folder / name).read_bytes() for name in FILES}
 
     def routes(self) -> list[Route]:
-        """List the endpoints; `GET /` is not among them, for it has another answer for programs."""
+        """List the endpoints, except for `GET /`, which answers programs differently."""
         return [
             Route("/sandbox/page/{name}", self.show_file),
             Route("/sandbox/stream", self.stream),
@@ -103,7 +103,7 @@ class PageApi:
         return Response(self._files[name], media_type=FILES[name], headers=SECURITY_HEADERS)
 
     async def mark_read(self, request: Request) -> Response:
-        """Remember, for all open pages, which messages somebody has seen."""
+        """Store for all pages which messages have been seen."""
         mark = validate(ReadMark, await request.body())
         self._store.mark_read(mark.to, mark.number)
         return Response(status_code=204)
@@ -114,7 +114,7 @@ class PageApi:
             raise HTTPException(
                 503, f"{MAX_STREAMS} pages are open; close some", {"Retry-After": "5"}
             )
-        # Counted here, where the bound is checked, until the response has ended.
+        # Counted from the check of the bound until the response has ended.
         self._streams += 1
         return _EventStream(self._events(), self._end_stream)
 

@@ -1,4 +1,4 @@
-"""Child processes that end with this one: started in groups of their own, ended by id."""
+"""Child processes that end with this process, each in its own process group."""
 
 import os
 import random
@@ -12,18 +12,18 @@ from pathlib import Path
 
 from bridge.errors import BridgeError
 
-# How often to look whether something is ready.
+# The interval in which `wait_until` polls.
 POLL_SECONDS = 0.05
-# How long a connection to a port of this computer may take.
+# The deadline of a connection to a port on this computer.
 CONNECT_SECONDS = 3
 
-# Below every system's range for outgoing connections. A client that keeps trying to reach a port
-# of that range while the server is down can be given the same port for its own end, connects to
-# itself, and the server finds its port taken.
+# Below the range for outgoing connections of every system. With a port of that range, a client that
+# retries while the server is down may get the same port for its own end, connect to itself, and so
+# take the server's port.
 _PORTS = range(20_000, 32_000)
 
-# Reads lines, each with all process groups to guard, and kills those of the last line when this
-# process ends, in whatever way, which closes the pipe.
+# Reads lines with all process groups to guard, and kills those of the last line when the pipe is
+# closed, which happens when this process ends in any way.
 _GUARD = 'while read -r line; do groups=$line; done; [ -z "$groups" ] || kill -s KILL -- $groups'
 
 
@@ -65,7 +65,7 @@ class Guard:
 
 @contextmanager
 def guarded() -> Iterator[Guard]:
-    """Lend a guard, and at exit kill the groups that it still guards."""
+    """Provide a guard, and at exit kill the groups that it still guards."""
     guard = Guard()
     try:
         yield guard
@@ -74,7 +74,7 @@ def guarded() -> Iterator[Guard]:
 
 
 class Child:
-    """A program in a process group of its own, its output in a file."""
+    """A program in its own process group, with its output in a file."""
 
     def __init__(
         self, command: Sequence[str], *, guard: Guard, log: Path, environ: Mapping[str, str]
@@ -115,25 +115,25 @@ class Child:
         self._process.send_signal(number)
 
     def signal_group(self, number: int) -> None:
-        """Send a signal to the process and everything that it started."""
+        """Send a signal to the process and its children."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
     def ask_to_end(self) -> None:
-        """Send SIGTERM, but not twice: a role leaves at once on the second."""
+        """Send SIGTERM, but only once: a second one makes a role exit at once."""
         if not self._is_asked:
             self._is_asked = True
             self.signal(signal.SIGTERM)
 
     def end(self, *, grace_seconds: float) -> None:
-        """End it and everything that it started: SIGTERM, then SIGKILL after the grace."""
+        """End the process and its children: SIGTERM, then SIGKILL after the grace period."""
         self.ask_to_end()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(grace_seconds)
         self.kill()
 
     def kill(self) -> None:
-        """End it and everything that it started, at once."""
+        """Kill the process and its children."""
         if self._is_ended:
             return  # The id may belong to another process by now.
         self.signal_group(signal.SIGKILL)
@@ -142,7 +142,7 @@ class Child:
         self._is_ended = True
 
     def tail(self, lines: int = 15) -> str:
-        """Return the end of its output."""
+        """Return the last lines of its output."""
         text = self.log.read_text(encoding="utf-8", errors="replace")
         return "\n".join(text.splitlines()[-lines:])
 
@@ -150,7 +150,7 @@ class Child:
 def wait_until(
     ready: Callable[[], bool], *, seconds: float, running: Callable[[], bool] = lambda: True
 ) -> bool:
-    """Poll until `ready`; return False if the time is up, or if it is no longer `running`."""
+    """Poll until `ready`; return False after a timeout, or if no longer `running`."""
     deadline = time.monotonic() + seconds
     while not ready():
         if time.monotonic() > deadline or not running():
@@ -160,7 +160,7 @@ def wait_until(
 
 
 def accepts(port: int) -> bool:
-    """Whether something listens on a port of this computer."""
+    """Whether a server listens on a port of this computer."""
     try:
         with socket.create_connection(("127.0.0.1", port), CONNECT_SECONDS):
             return True
@@ -169,7 +169,7 @@ def accepts(port: int) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """Find unused ports on 127.0.0.1 that no outgoing connection will be given."""
+    """Find unused ports on 127.0.0.1 that outgoing connections never get."""
     ports: list[int] = []
     for port in random.sample(_PORTS, len(_PORTS)):
         with socket.socket() as probe, suppress(OSError):

@@ -1,6 +1,6 @@
-"""What the sandbox keeps in memory: accepted messages, received requests, sent webhooks.
+"""The sandbox's records: accepted messages, received requests, sent webhooks.
 
-Every record has a `number`, its place in the order of all events, which the page sorts by.
+Every record has a `number`, its position among all events, by which the page sorts.
 """
 
 import time
@@ -14,7 +14,7 @@ from bridge.worker.request import count_segments
 
 MAX_SHOWN_BYTES: Final = 64 * 1024
 MASK: Final = "***"
-# Headers with a login, whichever service is played; the preset adds its own.
+# Headers with a login for any service; the preset adds its own.
 _LOGIN_HEADERS: Final = frozenset({"authorization", "proxy-authorization", "cookie"})
 
 HeaderPairs = tuple[tuple[str, str], ...]
@@ -22,7 +22,7 @@ HeaderPairs = tuple[tuple[str, str], ...]
 
 @dataclass(slots=True)
 class AcceptedMessage:
-    """A message that the service accepted; `sender` is None if the service is not given one."""
+    """A message that the service accepted; `sender` is None if its requests have none."""
 
     id: str
     to: str
@@ -34,7 +34,7 @@ class AcceptedMessage:
 
     @property
     def repeat_key(self) -> tuple[str | None, ...]:
-        """The idempotency key or, without one, number, sender and text: equal for repeats."""
+        """Equal for repeats: the idempotency key or, without one, number, sender and text."""
         if self.idempotency_key:
             return (self.idempotency_key,)
         return (self.to, self.sender, self.text)
@@ -59,7 +59,7 @@ class AcceptedMessage:
 
 @dataclass(slots=True)
 class HttpExchange:
-    """A request and its answer as they were on the wire, with logins masked and bodies cut."""
+    """A request and its answer, with logins masked and bodies cut."""
 
     method: str
     path: str
@@ -71,10 +71,10 @@ class HttpExchange:
 
 @dataclass(slots=True)
 class ReceivedRequest:
-    """A POST to the service; `status` stays None if it was not answered.
+    """A POST to the service; `status` is None without an answer.
 
-    `detail` says what was wrong with the request, `fault` is the mode of the fault that hit it.
-    `exchange` is None once many newer requests have arrived.
+    `detail` is the error in the request, `fault` the mode of a fault that was applied. `exchange`
+    becomes None after many newer requests.
     """
 
     idempotency_key: str | None
@@ -104,7 +104,7 @@ class ReceivedRequest:
 
 @dataclass(slots=True)
 class SentWebhook:
-    """A webhook that a user had sent; `answers` is None while it is under way.
+    """A webhook; `answers` is None until it has been sent.
 
     `phone` is the number whose conversation shows it; `about` is the id of a receipt's message.
     """
@@ -127,13 +127,13 @@ class SentWebhook:
 
 
 def format_time(seconds: float) -> str:
-    """Write Unix time in RFC 3339, in UTC, with milliseconds."""
+    """Format unix seconds in RFC 3339, in UTC, with milliseconds."""
     text = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
     return text.replace("+00:00", "Z")
 
 
 def mask_logins(headers: Iterable[tuple[str, str]], also: Collection[str]) -> HeaderPairs:
-    """Return the headers with logins masked; `also` names further login headers, in lower case."""
+    """Return the headers with logins masked; `also` has more login headers, in lower case."""
     logins = _LOGIN_HEADERS.union(also)
     return tuple(
         (name, _mask(value) if name.lower() in logins else value) for name, value in headers
@@ -141,13 +141,13 @@ def mask_logins(headers: Iterable[tuple[str, str]], also: Collection[str]) -> He
 
 
 def _mask(value: str) -> str:
-    """Mask a login; the first of several words is its scheme, such as Bearer, and stays."""
+    """Mask a login, except for its scheme, such as Bearer."""
     scheme, space, _ = value.partition(" ")
     return f"{scheme} {MASK}" if space else MASK
 
 
 def cut_body(body: bytes) -> str:
-    """Return the part of a body that is shown, as text."""
+    """Return a body as text, cut to the length that is shown."""
     text = body[:MAX_SHOWN_BYTES].decode(errors="replace")
     rest = len(body) - MAX_SHOWN_BYTES
     return text if rest <= 0 else f"{text}\n... and {rest} bytes"

@@ -1,8 +1,7 @@
-"""Serves the sandbox by uvicorn, which here can leave requests unanswered and stops quickly."""
+"""Serve the sandbox with a uvicorn that can leave requests unanswered and stops quickly."""
 
 import asyncio
 import socket
-import sys
 from collections.abc import Awaitable, Callable
 from types import FrameType
 from typing import Final, TypeVar
@@ -18,32 +17,22 @@ from bridge.http.listener import bind
 
 T = TypeVar("T")
 
-# A request that is still open this long after the signal to stop hangs by order, and is cut.
+# A request that is still open this long after the signal to stop is a fault, and is cut.
 STOP_GRACE_SECONDS: Final = 0.3
-# Longer than clients keep idle connections, so that none is closed as a new request arrives.
+# Longer than clients keep idle connections, so that none is closed while a request arrives.
 KEEP_ALIVE_SECONDS: Final = 120
 
 
-def _announce(url: str) -> None:
-    sys.stdout.write(f"sandbox: {url}\n")
-    sys.stdout.flush()
-
-
 async def serve(
-    app: Starlette,
-    *,
-    host: str = "127.0.0.1",
-    port: int = 8025,
-    announce: Callable[[str], object] = _announce,
+    app: Starlette, *, host: str = "127.0.0.1", port: int, announce: Callable[[str], object]
 ) -> None:
-    """Serve until SIGTERM, SIGINT or cancellation; call `announce` with the URL once it listens.
+    """Serve until SIGTERM, SIGINT or cancellation; call `announce` with the URL when it listens.
 
-    Uses the caller's event loop, which should be uvloop. Raises BridgeError if the address cannot
-    be used.
+    Raises BridgeError if the address cannot be used.
     """
     with bind(host, port, settings="--") as listening:
-        # Inherited by connections. asyncio sets it only on sockets that it made itself; without
-        # it, an answer in two writes waits 40 ms for the client's delayed ACK.
+        # Inherited by connections; asyncio sets it only on sockets that it has created. Without it,
+        # an answer in two writes waits 40 ms for the client's delayed ACK.
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         server = _SandboxServer(app, lambda: announce(_format_url(host, listening)))
         running = asyncio.create_task(server.serve(sockets=[listening]))
@@ -62,7 +51,7 @@ def _format_url(host: str, listening: socket.socket) -> str:
 
 
 class _CuttableProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, whose connections the application can close without an answer."""
+    """uvicorn's protocol, with connections that the application can close unanswered."""
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -70,7 +59,7 @@ class _CuttableProtocol(HttpToolsProtocol):
 
 
 class _SandboxServer(uvicorn.Server):
-    """uvicorn's server, which stops quickly whatever hangs and does not configure logging."""
+    """uvicorn's server without logging, which stops quickly in spite of hanging requests."""
 
     def __init__(self, app: Starlette, on_started: Callable[[], object]) -> None:
         super().__init__(
@@ -104,13 +93,13 @@ class _SandboxServer(uvicorn.Server):
             connection.transport.close()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        # uvicorn would also raise the signal again after a clean stop.
+        # uvicorn would raise the signal again after a clean stop.
         self.force_exit = self.should_exit
         self.should_exit = True
 
 
 async def while_connected(request: Request, work: Awaitable[T]) -> T | None:
-    """Await `work` and return its result, or cancel it and return None if the client leaves."""
+    """Return the result of `work`, or cancel it and return None if the client disconnects."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_until_gone(request))
     try:
@@ -128,15 +117,15 @@ async def _until_gone(request: Request) -> None:
 
 
 async def close_unanswered(request: Request) -> Response:
-    """Close the connection of a request without a response."""
+    """Close the connection of a request without an answer."""
     request.state.close_connection()
-    # uvicorn logs a missing answer as an error unless it has seen the connection end.
+    # uvicorn logs a missing answer as an error unless it knows that the connection has ended.
     await _until_gone(request)
     return NoResponse()
 
 
 class NoResponse(Response):
-    """Returned by an endpoint if nothing is to be sent."""
+    """The response of an endpoint that sends nothing."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send nothing."""

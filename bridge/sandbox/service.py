@@ -1,6 +1,6 @@
-"""The SMS service that the sandbox plays: reads requests and writes answers as its preset says.
+"""The imitated SMS service: it reads requests and writes answers as its preset says.
 
-The worker's `bridge.worker.service` writes requests and judges answers; this is the other side.
+It is the counterpart of `bridge.worker.service`, which writes requests and judges answers.
 """
 
 import base64
@@ -30,7 +30,7 @@ from bridge.worker.service.transport import Reply
 
 JSON: Final = "application/json"
 FORM: Final = "application/x-www-form-urlencoded"
-# More members than a request of any preset has fields.
+# Above the number of fields in a request of any preset.
 _MAX_FORM_FIELDS: Final = 1000
 
 # Lone surrogates are refused because UTF-8 cannot encode them.
@@ -48,14 +48,14 @@ _FORMATS: Final = {
     "text": (re.compile(r"[^\ud800-\udfff]+"), "must be valid Unicode and not empty"),
 }
 _UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-# Shorter runs of digits may be the same in all ids of the service, such as a date.
+# Shorter runs of digits, such as a date, may be the same in all ids of the service.
 _DIGITS: Final = re.compile(r"[0-9a-f]{8,}|[0-9A-F]{8,}")
 
 Format = Literal["to", "short_codes", "digits", "from", "text"]
 
 
 def find_problem(kind: Format, value: object) -> str | None:
-    """Say what is wrong with a number, a sender or a text, or return None."""
+    """Return the error in a number, a sender or a text, or None."""
     if value is None:
         return "is missing"
     if not isinstance(value, str):
@@ -67,8 +67,8 @@ def find_problem(kind: Format, value: object) -> str | None:
 class ServiceAnswer(NamedTuple):
     """An answer of the service, without a body if `body` is None.
 
-    A documented answer has the preset's `means`, `fate` and `code`; `missing` names the members
-    (`to`, `from`, `text`) whose absence is answered so.
+    A documented answer has `means`, `fate` and `code` from the preset; `missing` names the members
+    (`to`, `from`, `text`) whose absence leads to it.
     """
 
     status: int
@@ -81,14 +81,14 @@ class ServiceAnswer(NamedTuple):
 
 
 class Rejection(NamedTuple):
-    """The answer to a request that is not accepted, and the reason in the sandbox's words."""
+    """The answer to a request that is not accepted, and the sandbox's own reason."""
 
     answer: ServiceAnswer
     detail: str
 
 
 class ParsedRequest(NamedTuple):
-    """What the service read in a request; `rejection` is None if it may be accepted."""
+    """The content of a request; `rejection` is None if it can be accepted."""
 
     to: str | None
     idempotency_key: str | None
@@ -98,7 +98,7 @@ class ParsedRequest(NamedTuple):
 
 
 class PlayedService:
-    """One service, played by its preset; `api_key` is the only key it knows, None is any."""
+    """The service of a preset; `api_key` is the only accepted key, None accepts any."""
 
     def __init__(self, preset: Preset, api_key: str | None = None) -> None:
         self.preset = preset
@@ -124,21 +124,21 @@ class PlayedService:
         }
         id_pointer = settings.message_id_pointers[0]
         key_pointer = self._pointers.get("key", "/")
-        # The id of a message is its key, if both have the same name.
+        # If id and key have the same name, the key of a message is its id.
         self._key_is_id = split_pointer(id_pointer)[-1] == split_pointer(key_pointer)[-1]
         self._id_pointer = id_pointer
         self._answers = [*_documented(settings)]
         accepted = [answer for answer in self._answers if answer.fate == "sent"]
         self.acceptance = accepted[0]
-        # A second answer that means yes is the one to a repeated key. None: repeats are accepted.
+        # A second accepting answer is for repeated keys. Without one, repeats are accepted again.
         self.duplicate = accepted[1] if len(accepted) > 1 else None
 
     def key_header(self, headers: Mapping[str, str]) -> str | None:
-        """Return the idempotency key in the headers of a request, if the service has it there."""
+        """Return the idempotency key from the headers, if the service has it there."""
         return None if self._key_header is None else headers.get(self._key_header)
 
     def read(self, headers: Mapping[str, str], body: bytes) -> ParsedRequest:
-        """Read a request, and check its login and its members as the service does."""
+        """Parse a request, and check its login and its members like the service."""
         document = _read_form(body) if self._is_form else _read_json(body)
         values = {name: find_all(document, place)[0] for name, place in self._pointers.items()}
         number, key, sender = values.get("to"), values.get("key"), values.get("from")
@@ -200,7 +200,7 @@ class PlayedService:
         return None
 
     def _reject(self, detail: str, *, missing: str | None) -> Rejection:
-        """Answer with the documented refusal, of what is missing if the service tells that."""
+        """Return the documented refusal, for a missing member its own if there is one."""
         if self._is_generic:
             return Rejection(ServiceAnswer(400, {"error": detail}), detail)
         refusals = [answer for answer in self._answers if answer.fate == "refused"]
@@ -209,7 +209,7 @@ class PlayedService:
         return Rejection(answer, detail)
 
     def accept(self, request: ParsedRequest) -> AcceptedMessage:
-        """Make the message of a request that has no rejection."""
+        """Return the message of a request without rejection."""
         key = request.idempotency_key
         message_id = (key if self._key_is_id else None) or self._new_id()
         return AcceptedMessage(
@@ -220,7 +220,7 @@ class PlayedService:
         return like(str(find_all(self.acceptance.body, self._id_pointer)[0]))
 
     def acceptance_of(self, message: AcceptedMessage) -> ServiceAnswer:
-        """Return the answer that says that a message was accepted, with its id in it."""
+        """Return the accepting answer with the id of a message."""
         body = copy.deepcopy(self.acceptance.body)
         *way, last = split_pointer(self._id_pointer)
         node = body
@@ -230,9 +230,9 @@ class PlayedService:
         return self.acceptance._replace(body=body)
 
     def fault_answer(self, name: str | None, status: int | None) -> ServiceAnswer | None:
-        """Return the answer that a fault orders by name or by status; None accepts the message.
+        """Return the answer of a fault by name or by status; None accepts the message.
 
-        Raises ValueError that lists the answers if none has the name.
+        Raises ValueError, which lists the answers, if the name is unknown.
         """
         if name is not None:
             found = self._named(name)
@@ -260,7 +260,7 @@ class PlayedService:
         raise ValueError(f"is unknown{did_you_mean(name, known) or ';'} there are: {listed}")
 
     def list_answers(self) -> list[dict[str, Any]]:
-        """List the documented answers, each with the name by which a fault orders it."""
+        """List the documented answers, each with its name for faults."""
         return [
             {
                 "name": one.means or one.code,
@@ -273,7 +273,7 @@ class PlayedService:
 
 
 def _places(pointer: str, value: object) -> Iterator[tuple[str, str]]:
-    """Yield each placeholder that is a whole value, and the pointer to it."""
+    """Yield each placeholder that is a complete value, with its pointer."""
     if isinstance(value, list):
         value = dict(enumerate(value))
     if isinstance(value, dict):
@@ -302,7 +302,7 @@ def _documented(settings: SmsApiSettings) -> Iterator[ServiceAnswer]:
 
 
 def like(example: str) -> str:
-    """Make an id of the same form as an example, or one of ours if the form is not known."""
+    """Generate an id in the form of an example, or in our own if that form is unknown."""
     if _UUID.fullmatch(example):
         return str(uuid.uuid4())
     if not _DIGITS.search(example):

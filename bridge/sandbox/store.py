@@ -1,4 +1,4 @@
-"""The sandbox's memory: bounded lists of records, the ordered faults, and a feed of changes."""
+"""The sandbox's memory: bounded lists of records, the faults, and a feed of changes."""
 
 import asyncio
 import time
@@ -9,23 +9,23 @@ from typing import Any, Final, NamedTuple
 from bridge.sandbox.orders import Fault
 from bridge.sandbox.records import AcceptedMessage, ReceivedRequest, SentWebhook
 
-# How many of the newest requests are kept with their headers and bodies.
+# The number of the newest requests that are kept with headers and bodies.
 MAX_EXCHANGES: Final = 1000
 MAX_WEBHOOKS: Final = 10_000
-# How many changes a page may fall behind before it gets a new snapshot.
+# A page that misses more changes than this gets a new snapshot.
 MAX_CHANGES: Final = 4096
 _BURST_SECONDS: Final = 0.01
 
 
 class Change(NamedTuple):
-    """A change of one record; `render` returns the record's JSON as it stands when called."""
+    """A change of one record; `render` returns the record's current JSON."""
 
     kind: str
     render: Callable[[], object]
 
 
 class ChangeFeed:
-    """Numbers all changes and keeps the newest, for open pages and waiting tests."""
+    """Numbers all changes and keeps the newest, for pages and waiting requests."""
 
     def __init__(self, max_changes: int = MAX_CHANGES) -> None:
         self.last = 0
@@ -33,12 +33,12 @@ class ChangeFeed:
         self._changed = asyncio.Event()
 
     def publish(self, kind: str, render: Callable[[], object]) -> None:
-        """Give a change the next number, keep it, and wake everybody who waits."""
+        """Add a change with the next number, and wake all waiting readers."""
         self._changes.append(Change(kind, render))
         self._advance()
 
     def restart(self) -> None:
-        """Drop all changes, so that every reader has to take a new snapshot."""
+        """Drop all changes, so that every reader needs a new snapshot."""
         self._changes.clear()
         self._advance()
 
@@ -67,10 +67,10 @@ class ChangeFeed:
 
 
 class SandboxStore:
-    """All records, oldest first, at most `max_messages` messages and as many requests.
+    """All records, oldest first, with at most `max_messages` messages and as many requests.
 
-    `faults` are the faults still to come. `read` maps a number to the newest message of it that
-    somebody has seen on the page.
+    `faults` are the remaining faults. `read` maps a phone number to its newest message that has
+    been seen on a page.
     """
 
     def __init__(self, max_messages: int) -> None:
@@ -89,7 +89,7 @@ class SandboxStore:
         self.feed.publish("message", message.for_page)
 
     def add_request(self, request: ReceivedRequest) -> None:
-        """Keep a request; `request_changed` tells the pages what becomes of it."""
+        """Keep a request; later changes are published with `request_changed`."""
         request.number = self.feed.last + 1
         self.requests.append(request)
         self._with_exchange.append(request)
@@ -98,21 +98,21 @@ class SandboxStore:
         self.request_changed(request)
 
     def request_changed(self, request: ReceivedRequest) -> None:
-        """Tell the pages of a change to a request."""
+        """Publish a change of a request to the pages."""
         self.feed.publish("request", request.as_json)
 
     def add_webhook(self, webhook: SentWebhook) -> None:
-        """Keep a webhook that is about to be sent; `webhook_changed` tells of its answers."""
+        """Keep a webhook; its answers are published with `webhook_changed`."""
         webhook.number = self.feed.last + 1
         self.webhooks.append(webhook)
         self.webhook_changed(webhook)
 
     def webhook_changed(self, webhook: SentWebhook) -> None:
-        """Tell the pages of a change to a webhook."""
+        """Publish a change of a webhook to the pages."""
         self.feed.publish("webhook", webhook.as_json)
 
     def mark_read(self, to: str, number: int) -> None:
-        """Remember that the messages for a number have been seen up to the one given."""
+        """Store that the messages for a phone number have been seen up to `number`."""
         seen = self.read[to] = max(number, self.read.pop(to, 0))
         if len(self.read) > (self.messages.maxlen or len(self.read)):
             del self.read[next(iter(self.read))]
@@ -132,18 +132,18 @@ class SandboxStore:
         self.feed.restart()
 
     def find_request(self, number: int) -> ReceivedRequest | None:
-        """Return the request with a number, if its headers and bodies are still kept."""
+        """Return the request with a number, if it is kept with headers and bodies."""
         return next((one for one in self._with_exchange if one.number == number), None)
 
     def holds_key(self, key: str | None) -> bool:
         """Whether a message with this idempotency key was accepted."""
-        # From the newest on: a repeat follows soon.
+        # Newest first, because a repeat follows soon.
         return key is not None and any(
             message.idempotency_key == key for message in reversed(self.messages)
         )
 
     def newest(self, message_id: str | None, to: str | None) -> AcceptedMessage | None:
-        """Return the newest message with an id and for a number; None is any."""
+        """Return the newest message with this id and phone number; None matches any."""
         fitting = (
             message
             for message in reversed(self.messages)
@@ -152,7 +152,7 @@ class SandboxStore:
         return next(fitting, None)
 
     def messages_after(self, number: int, to: str | None) -> list[AcceptedMessage]:
-        """Return the messages after a number of the feed, for `to` or for anybody."""
+        """Return the messages after a number of the feed, for the phone number `to` or for all."""
         found = []
         for message in reversed(self.messages):
             if message.number <= number:
@@ -164,16 +164,16 @@ class SandboxStore:
     async def wait_for_messages(
         self, number: int, to: str | None, seconds: float
     ) -> list[AcceptedMessage]:
-        """Return `messages_after`, once there are any; an empty list if there are none in time."""
+        """Return `messages_after` as soon as there are any, or an empty list after a timeout."""
         ends = time.monotonic() + seconds
         while True:
-            # Read before the list, so that a message in between ends the wait.
+            # Read first, so that a message that arrives meanwhile ends the wait.
             at = self.feed.last
             if found := self.messages_after(number, to):
                 return found
             if not await self.feed.wait(at, max(0, ends - time.monotonic())):
                 return []
-            # One look for a whole burst of changes.
+            # Look once after a burst of changes.
             await asyncio.sleep(_BURST_SECONDS)
 
     def repeats(self) -> Iterator[AcceptedMessage]:
@@ -205,5 +205,5 @@ class SandboxStore:
         self.feed.publish("faults", self.render_faults)
 
     def render_faults(self) -> list[dict[str, Any]]:
-        """Return the faults still to come, as the page shows them."""
+        """Return the remaining faults, as the page shows them."""
         return [fault.model_dump(exclude_unset=True) for fault in self.faults]

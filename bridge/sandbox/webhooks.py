@@ -1,4 +1,4 @@
-"""The played service's webhooks: written after its documented examples, signed, and posted."""
+"""The service's webhooks: written from its documented examples, signed, and posted."""
 
 import asyncio
 import base64
@@ -24,7 +24,7 @@ from bridge.webhook.signatures.schemes import Scheme, decode_secret, scheme_from
 from bridge.webhook.signatures.verify import Signed, sign
 
 MAX_WEBHOOKS_IN_FLIGHT: Final = 50
-# Longer than a receiver takes that answers within its own deadline.
+# Longer than the receiver's own deadline.
 WEBHOOK_TIMEOUT_SECONDS: Final = 30
 _SECRET_BYTES: Final = 32
 
@@ -37,15 +37,15 @@ class WebhookContent(NamedTuple):
 
 
 def documented_deliveries(preset: Preset) -> list[DeliveryState]:
-    """List what the delivery receipts of a service can say."""
+    """List the states that the documented delivery receipts of a service report."""
     documented = {example.get("delivery") for example in documented_webhooks(preset)}
     return [delivery for delivery in get_args(DeliveryState) if delivery in documented]
 
 
 def write_reply(preset: Preset, sender: str, text: str) -> WebhookContent:
-    """Write the webhook that a service sends for a message from a phone."""
+    """Write the webhook for a message from a phone."""
     if preset == "generic":
-        # The id is not documented. It tells two equal replies from a repeat of one.
+        # The id, which is not documented, distinguishes two equal replies from a repeat.
         data = {"id": f"reply-{uuid.uuid4().hex}", "from": sender, "text": text}
         return WebhookContent(_as_json({"type": "message.received", "data": data}), JSON)
     example = next(one for one in documented_webhooks(preset) if "delivery" not in one)
@@ -55,14 +55,11 @@ def write_reply(preset: Preset, sender: str, text: str) -> WebhookContent:
 def write_receipt(
     preset: Preset, message: AcceptedMessage, delivery: DeliveryState
 ) -> WebhookContent:
-    """Write the delivery receipt of a message.
-
-    Raises ValueError if the service is not documented to send any of this kind.
-    """
+    """Write the delivery receipt of a message; raise ValueError if the service documents none."""
     examples = documented_webhooks(preset)
     example = next((one for one in examples if one.get("delivery") == delivery), None)
     if example is None:
-        raise ValueError(f"the service has no documented receipt that says {delivery}")
+        raise ValueError(f"the service documents no receipt for {delivery}")
     values = {
         "number": message.to,
         "text": message.text,
@@ -73,9 +70,9 @@ def write_receipt(
 
 
 def _fill_example(example: Mapping[str, Any], values: Mapping[str, str]) -> WebhookContent:
-    """Replace the example's number, text and ids, which it names, wherever they stand in it."""
+    """Replace the number, the text and the ids, which an example names, wherever they occur."""
     new = {}
-    # An event without an id of its own has that of its message.
+    # Events without their own id have that of the message.
     if event_id := example.get("event_id"):
         new[event_id] = like(event_id)
     for name, value in values.items():
@@ -99,10 +96,10 @@ def _as_json(document: object) -> bytes:
 
 
 class Signer:
-    """Signs webhooks to one URL; a `secret` that is None is made up.
+    """Signs webhooks to one URL, with a random secret if `secret` is None.
 
-    `shown_secret` is then what the receiver needs to verify them: the secret, or the public key.
-    Raises ConfigError if the URL or the secret cannot be one for this service.
+    `shown_secret` is then the secret, or the public key, that the receiver needs. Raises
+    ConfigError if the URL or the secret does not fit the service.
     """
 
     def __init__(self, preset: Preset, url: str, secret: str | None) -> None:
@@ -113,7 +110,7 @@ class Signer:
         self._path = address.path or "/"
         self._query = address.query.encode()
         endpoint = EndpointSettings.model_validate({"path": self._path, "preset": preset})
-        # If the preset has no scheme, the sandbox signs as a proxy before the receiver would.
+        # If the preset has no scheme, the sandbox signs like a proxy in front of the receiver.
         self._scheme_name = None if endpoint.knows_signature else endpoint.signature.preset
         public_url = address._replace(query="", fragment="").geturl()
         self._scheme = scheme_from(endpoint.signature, public_url)
@@ -122,8 +119,8 @@ class Signer:
         if self._scheme.algorithm == "ed25519":
             if secret is not None:
                 raise ConfigError(
-                    f"--webhook-secret: {preset} signs with a pair of keys, which the sandbox "
-                    "makes; leave it out"
+                    f"--webhook-secret: {preset} signs with a key pair, which the sandbox "
+                    "generates; leave it out"
                 )
             self._key, public = make_pair()
             self._wrong_key, _ = make_pair()
@@ -135,9 +132,9 @@ class Signer:
         self._wrong_key = secrets.token_bytes(_SECRET_BYTES)
 
     def sign(self, content: WebhookContent, *, forged: bool = False) -> Signed:
-        """Make the headers and the query of a webhook; a forged one is signed with another key.
+        """Return the headers and the query of a webhook; a forged one is signed with another key.
 
-        Raises InvalidSignatureError if the service's scheme cannot sign the content unambiguously.
+        Raises InvalidSignatureError if the scheme cannot sign the content unambiguously.
         """
         return sign(
             self._scheme,
@@ -150,10 +147,10 @@ class Signer:
         )
 
     def settings_to_copy(self, sandbox_url: str, *, has_key: bool) -> str:
-        """Write, in YAML, the settings with which the bridge works with this sandbox.
+        """Return the settings of the bridge for this sandbox, as YAML.
 
-        Values that the sandbox does not check are made up. Secrets that the user gave are not
-        printed; `has_key` says that `--key` is one of them.
+        Values that the sandbox does not check are placeholders. Secrets that the user has given,
+        among them the key if `has_key`, are not printed.
         """
         api: dict[str, Any] = {"preset": self._preset, "base_url": sandbox_url}
         needed = needed_settings(self._preset)
@@ -161,13 +158,13 @@ class Signer:
             api["account"] = "any-account"
         if "auth.username" in needed:
             api["auth"] = {"username": "any-user"}
-        api["key"] = "what --key says" if has_key else "any-key"
+        api["key"] = "the value of --key" if has_key else "any-key"
         endpoint: dict[str, Any] = {"path": self._path, "preset": self._preset}
         if self._scheme_name is not None:
             endpoint["signature"] = {"preset": self._scheme_name}
         if self._public_url is not None:
             endpoint["public_url"] = self._public_url
-        endpoint["secrets"] = [self.shown_secret or "what --webhook-secret says"]
+        endpoint["secrets"] = [self.shown_secret or "the value of --webhook-secret"]
         settings = {"sms_api": api, "webhook": {"endpoints": [endpoint]}}
         return yaml.safe_dump(settings, sort_keys=False)
 
@@ -195,7 +192,7 @@ def check_url(url: str) -> None:
 
 
 class WebhookSender:
-    """Posts signed webhooks to the URL of its signer, until it is closed."""
+    """Posts signed webhooks to the URL of its signer."""
 
     def __init__(self, signer: Signer) -> None:
         self.url = signer.url
@@ -208,9 +205,9 @@ class WebhookSender:
         await self._client.aclose()
 
     async def send(self, content: WebhookContent, *, repeat: int, forged: bool) -> list[int | None]:
-        """Post a webhook `repeat` times and return the statuses; None is no answer in time.
+        """Post a webhook `repeat` times; return the statuses, None for no answer in time.
 
-        Raises InvalidSignatureError if the service's scheme cannot sign it.
+        Raises InvalidSignatureError as `Signer.sign` does.
         """
         signed = self._signer.sign(content, forged=forged)
         url = httpx.URL(self.url).copy_with(query=signed.query or None)
@@ -223,7 +220,7 @@ class WebhookSender:
     ) -> int | None:
         async with self._in_flight:
             try:
-                # httpx limits the time of each read, this limits that of all.
+                # httpx limits the time of each read, this limits the total.
                 async with asyncio.timeout(WEBHOOK_TIMEOUT_SECONDS):
                     response = await self._client.post(url, content=body, headers=[*headers])
             except (httpx.HTTPError, TimeoutError):

@@ -30,13 +30,6 @@ class Scrape:
             totals[found[label]] += int(value)
         return {key: total for key, total in totals.items() if total}
 
-    def buckets(self, name: str, **labels: str) -> list[tuple[float, float]]:
-        """Return a histogram as ascending upper bounds with their cumulative counts."""
-        counts: Counter[float] = Counter()
-        for found, value in self.samples(f"{name}_bucket", **labels):
-            counts[float(found["le"])] += int(value)
-        return sorted(counts.items())
-
     def samples(self, name: str, **labels: str) -> Iterator[tuple[Mapping[str, str], float]]:
         """Yield the labels and the value of each sample with this name and these labels."""
         for sample in self._samples:

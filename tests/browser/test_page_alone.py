@@ -86,7 +86,7 @@ async def test_two_tabs_agree(alone: Alone, tab: Tab) -> None:
     await expect(other.locator(".row.unread .who")).to_have_text(["+15550100"])
     await expect(other).to_have_title("(1) sms-bridge sandbox")
     await one.get_by_role("tab", name="Faults").click()
-    await one.get_by_role("button", name="Order this fault").click()
+    await one.get_by_role("button", name="Add this fault").click()
     await other.get_by_role("tab", name="Faults").click()
     await expect(other.locator("#fault-list li")).to_have_count(1)
     await other.get_by_role("button", name="End all").click()
@@ -163,7 +163,7 @@ async def test_the_page_fits_a_phone(alone: Alone, tab: Tab) -> None:
     await page.get_by_role("button", name="Phones").click()
     await expect(page.get_by_role("option")).to_be_visible()
     await page.get_by_role("button", name="Faults").click()
-    await expect(page.get_by_role("button", name="Order this fault")).to_be_in_viewport()
+    await expect(page.get_by_role("button", name="Add this fault")).to_be_in_viewport()
     assert await overflow(page) == 0
     await page.keyboard.press("Escape")
     await expect(page.get_by_role("option")).to_be_visible()
@@ -195,7 +195,7 @@ async def test_axe_finds_no_violation(alone: Alone, tab: Tab, scheme: str) -> No
     await expect(page.locator("#request-detail")).to_contain_text("Bearer ***")
     found["request"] = await violations(page)
     await page.get_by_role("tab", name="Faults").click()
-    await page.get_by_role("button", name="Order this fault").click()
+    await page.get_by_role("button", name="Add this fault").click()
     await expect(page.locator("#fault-list li")).to_have_count(1)
     found["faults"] = await violations(page)
     await page.get_by_role("tab", name="Webhooks").click()
@@ -239,7 +239,7 @@ async def test_a_service_is_played_with_its_receipts_and_errors(tab: Tab, port: 
         await page.get_by_role("tab", name="Faults").click()
         stopped = "400 (21610): the person has answered STOP"
         await page.get_by_label("What goes wrong").select_option(stopped)
-        await page.get_by_role("button", name="Order this fault").click()
+        await page.get_by_role("button", name="Add this fault").click()
         await expect(page.locator("#fault-list")).to_contain_text("the person has answered STOP")
         answer = await page.request.post(
             f"{sandbox_url}/2010-04-01/Accounts/any/Messages.json",

@@ -112,7 +112,7 @@ async def test_a_fault_is_seen_and_so_is_the_retry(
     await open_phone(page)
     await page.get_by_role("tab", name="Faults").click()
     await page.get_by_label("What goes wrong").select_option("503, with Retry-After")
-    await page.get_by_role("button", name="Order this fault").click()
+    await page.get_by_role("button", name="Add this fault").click()
     await expect(page.locator("#fault-list")).to_contain_text("answers 503, Retry-After: 2")
     await publish(stage, channel, "Second try")
     await expect(page.locator("#log")).to_contain_text("a request was answered 503")

@@ -15,7 +15,7 @@ from bridge.__main__ import app as cli
 from bridge.admin import topology_formats
 from bridge.config import Role, Settings, load_settings
 from bridge.config.settings import known_keys
-from bridge.http.admin import Health, admin_handler
+from bridge.http.admin_port import Health, admin_handler
 from bridge.http.messages import Request, Response
 from bridge.start_checks import check_roles
 from bridge.telemetry.metrics import BridgeMetrics, new_registry

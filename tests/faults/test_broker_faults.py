@@ -10,10 +10,9 @@ from aio_pika.abc import AbstractIncomingMessage
 from pamqp.common import FieldTable
 from yarl import URL
 
-from bridge.admin.admin_port import AdminPort
+from bridge.admin.admin_port_client import AdminPort, read_worker
 from bridge.admin.doctor import examine
 from bridge.admin.status import StatusReader
-from bridge.admin.worker_status import read_worker
 from bridge.cli.status import format_status
 from bridge.worker.fates import Answer
 from bridge.worker.service.sender import Sender

@@ -1,4 +1,4 @@
-"""`sms-bridge drain` while the broker dies, or takes no messages."""
+"""`sms-bridge drain` while the broker dies, or accepts no messages."""
 
 import asyncio
 import json
@@ -112,7 +112,7 @@ async def test_the_broker_is_killed_in_a_drain(bench: Bench, tmp_path: Path) -> 
 async def test_nothing_leaves_its_queue_in_an_alarm(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A broker that takes no messages ends a drain, which names the alarm; everything is there."""
+    """A broker that accepts no messages ends a drain, which names the alarm; nothing is lost."""
     monkeypatch.setattr(replacement, "PUBLISH_SECONDS", 2.0)
     settings = make_settings(bench.values(rabbitmq__url=[bench.broker.url]))
     ids = await _publish(settings, 20)

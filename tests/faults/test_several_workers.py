@@ -345,7 +345,7 @@ async def keep_from_consuming(live: Live, proxy: AmqpProxy) -> Trap:
 
 
 async def test_an_alarm_makes_nobody_a_stranger(bench: Bench) -> None:
-    """Silence while the broker takes no messages is no absence: a peer is known afterwards."""
+    """Silence while the broker accepts no messages is no absence: a peer is known afterwards."""
     async with bench.worker() as first, second_worker(bench) as (second, _):
         await eventually(lambda: has_peers(first, 1) and has_peers(second, 1), what="each other")
         async with memory_alarm(bench.broker):

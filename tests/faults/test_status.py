@@ -8,7 +8,7 @@ from typing import Any
 import aio_pika
 from yarl import URL
 
-from bridge.admin.admin_port import AdminPort
+from bridge.admin.admin_port_client import AdminPort
 from bridge.admin.pausing import pause, resume
 from bridge.admin.status import ANSWER_SECONDS, CONNECT_SECONDS, StatusReader
 from bridge.cli.status import format_status
@@ -104,4 +104,4 @@ async def test_retries_that_a_full_queue_refuses(bench: Bench) -> None:
     assert status.ladder is not None
     assert (status.ladder.stored, status.ladder.returned, status.ladder.not_back) == (4, 0, 4)
     text = " ".join(line.text.strip() for line in format_status(status))
-    assert "4 stored, 0 came back, 4 did not yet" in text
+    assert "4 stored, 0 returned, 4 outstanding" in text

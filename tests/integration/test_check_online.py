@@ -212,8 +212,8 @@ async def test_an_alarm_is_told_with_all_else(site: Site) -> None:
     async with memory_alarm(site.broker):
         found = await site.examine()
 
-    assert "takes no messages (a memory or disk alarm)" in _said(found["fail"])
-    assert "queues and exchanges are right" in _said(found["ok"])
+    assert "accepts no messages (memory or disk alarm)" in _said(found["fail"])
+    assert "queues and exchanges match" in _said(found["ok"])
 
 
 Break = Callable[[Site], Awaitable[None]]
@@ -409,7 +409,7 @@ async def test_what_is_missing_is_told_and_not_made(managed_broker: Broker, site
 
     assert (first["fail"], declare["fail"]) == ([], [])
     assert [one.text for one in first["warn"] if one.subject == "topology"] == [
-        "none of the 5 queues and exchanges is there; a role declares what it needs when it starts"
+        "none of the 5 queues and exchanges exists; a role declares what it needs when it starts"
     ]
     assert len([one for one in declare["warn"] if "missing" in one.text]) == 5
     assert len([one for one in verify["fail"] if "missing" in one.text]) == 5
@@ -454,12 +454,12 @@ async def test_missing_permissions_are_named(managed_broker: Broker, site: Site)
             ),
         )
     }
-    pausing = "`sms-bridge pause` and `resume` need a user that may"
+    pausing = "`sms-bridge pause` and `resume` need a user with this permission"
     assert better == {
         f"the user may not configure queue {mark}: {pausing}",
-        f"the user may not read {mark}: nobody is told what an operator's pause is for",
+        f"the user may not read {mark}: the reason for an operator's pause cannot be shown",
         *(
-            f"the user may not {what}: each worker stands alone"
+            f"the user may not {what}: workers do not coordinate"
             for what in (
                 f"configure exchange {talk}",
                 f"configure queue {talk}.check",
@@ -482,7 +482,7 @@ async def test_missing_permissions_are_named(managed_broker: Broker, site: Site)
         *(f"queue {site.name}{part}" for part in (*CONSUMED, ".retry.5s", ".urgent.retry.5s")),
     }
     assert len(pauses) == 1
-    assert pauses[0].startswith(f"no permission on {mark}: whether one is on is not known")
+    assert pauses[0].startswith(f"unknown, because there is no permission on {mark}; ")
 
 
 async def test_one_broker_of_two_that_is_away_is_a_warning(site: Site) -> None:
@@ -551,8 +551,8 @@ async def test_quiet_prints_only_what_is_wrong(site: Site, canaries: Canaries) -
     )
     document = json.loads(results["json"].stdout)
     warnings = [
-        f"warn  queue {queue}: nobody consumes it, so nothing is sent; 0 messages wait; "
-        "start a worker; where one runs, its /readyz says why it takes nothing"
+        f"warn  queue {queue}: it has no consumer, so nothing is sent; 0 messages wait; "
+        "start a worker; if one is running, its /readyz says why it does not consume"
         for queue in (site.name, f"{site.name}.urgent")
     ]
 

@@ -27,8 +27,8 @@ from pamqp.commands import Basic
 from bridge import is_compiled
 from bridge.__main__ import app
 from bridge.admin import send
+from bridge.admin.admin_port_client import read_worker
 from bridge.admin.broker_session import open_session
-from bridge.admin.worker_status import read_worker
 from bridge.config import Settings, load_settings
 from bridge.errors import BrokerError
 from bridge.sandbox.broker import Broker

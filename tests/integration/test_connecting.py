@@ -27,7 +27,7 @@ async def test_a_name_that_is_not_found() -> None:
 
     assert error.fault == "refused"
     assert str(error) == (
-        "no connection to no-such-host.invalid:5672 (its name is not found); "
+        "no connection to no-such-host.invalid:5672 (its name cannot be resolved); "
         "check the host in rabbitmq.url and the resolver"
     )
 
@@ -75,7 +75,7 @@ async def test_each_of_several_brokers_is_told() -> None:
         await open_first_connection(settings, name="test")
 
     assert str(caught.value) == (
-        "no connection to no-such-host.invalid:5672 (its name is not found); "
+        "no connection to no-such-host.invalid:5672 (its name cannot be resolved); "
         "check the host in rabbitmq.url and the resolver; "
         "no connection to 127.0.0.1:1 (refused); "
         "check that RabbitMQ runs and that rabbitmq.url names its host and port"

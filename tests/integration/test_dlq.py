@@ -270,7 +270,7 @@ async def test_a_list_of_nothing_says_so(graveyard: Graveyard) -> None:
     other = await run_program("dlq", "list", "--reason", "expired", settings=graveyard.values)
 
     assert (empty.stdout, empty.stderr) == (b"", b"no dead letters\n")
-    assert (other.stdout, other.stderr) == (b"", b"none of 1 dead letters is selected\n")
+    assert (other.stdout, other.stderr) == (b"", b"none of 1 dead letters matches\n")
 
 
 @pytest.mark.parametrize("command", ["replay", "discard"])

@@ -141,7 +141,7 @@ async def test_a_dry_run_changes_nothing(
         assert (result.returncode, result.stderr) == (0, b"")
         assert f"would move {count} of 5 that wait" in said
         assert f"({campaign.queue}.retry.1h 2, {campaign.queue} 3)" in said
-        assert "nothing was changed; --yes does it" in said
+        assert "nothing was changed; add --yes to do it" in said
     left = await campaign.amqp.take_all(campaign.queue)
 
     assert [message.message_id for message in left] == campaign.ids[:3]
@@ -185,7 +185,7 @@ async def test_it_counts_for_a_script(campaign: Campaign) -> None:
         ((), "Missing option '--reason'"),
         (("--reason", "call +49 171 39200 99"), "phone number"),
         (("--reason", " "), "--reason: is empty"),
-        (("--reason", REASON, "--dry-run", "--yes"), "only one of them"),
+        (("--reason", REASON, "--dry-run", "--yes"), "give only one of them"),
     ],
     ids=["no reason", "a number", "an empty reason", "both"],
 )
@@ -379,7 +379,7 @@ async def test_it_ends_while_publishers_go_on(campaign: Campaign) -> None:
     assert left
     assert moved + [message.message_id for message in left] == campaign.ids
     assert {message.redelivered for message in left} == {False}
-    assert "wait now, published or put back meanwhile" in result.stderr.decode()
+    assert "wait now, published or returned meanwhile" in result.stderr.decode()
 
 
 async def test_workers_that_go_on_are_told_of(

@@ -79,7 +79,7 @@ def test_whoever_ends_it_finds_everything_as_it_was(
         code = person.insist(ways[how])
 
     assert code == 1
-    assert person.shown.endswith("Ended; nothing was written.\n")
+    assert person.shown.endswith("Cancelled; nothing was written.\n")
     assert "Traceback" not in person.shown
     assert list(tmp_path.iterdir()) == []
 

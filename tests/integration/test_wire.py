@@ -296,7 +296,7 @@ async def test_the_end_of_a_channel_is_an_error(connection: Connection, queue: s
 
 
 async def test_an_alarm_is_seen_and_told(managed_broker: Broker) -> None:
-    """While the broker takes no messages the wire is blocked; it says when that begins and ends."""
+    """While the broker accepts no messages the wire is blocked, and reports begin and end."""
     seen: list[tuple[bool, bool]] = []
     async with (
         connected(managed_broker.url) as connection,

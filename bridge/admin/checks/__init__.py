@@ -1,1 +1,1 @@
-"""The checks that `doctor` lists, a module for each subject."""
+"""The checks that `bridge.admin.doctor` runs, a module for each subject."""

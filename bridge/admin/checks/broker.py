@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 from pydantic import SecretStr
 from yarl import URL
 
+from bridge.admin.admin_port_client import UNKNOWN, explain_local_pause, read_worker
 from bridge.admin.checks.findings import (
     WAIT_SECONDS,
     CheckedBroker,
@@ -18,7 +19,6 @@ from bridge.admin.checks.findings import (
     version_of,
 )
 from bridge.admin.pausing import explain_paused, find_pause
-from bridge.admin.worker_status import UNKNOWN, explain_local_pause, read_worker
 from bridge.amqp.channels import RPC_TIMEOUT_SECONDS, close_channel, open_channel
 from bridge.amqp.client import Channel, ChannelAccessRefused, ChannelClosed, Connection
 from bridge.amqp.connecting import close_quietly, host_of, open_connection, tls_context
@@ -46,7 +46,7 @@ from bridge.topology.queue_sizes import read_queue
 
 
 class Connected(NamedTuple):
-    """The result of connecting to all URLs: the first connection that was made, and findings."""
+    """The first connection of all URLs, and the findings about all of them."""
 
     url: SecretStr | None
     connection: Connection | None
@@ -54,13 +54,13 @@ class Connected(NamedTuple):
 
 
 async def connect(set_up: SetUp, stack: contextlib.AsyncExitStack) -> Connected:
-    """Connect to every URL at the same time; the connections close with `stack`."""
+    """Connect to all URLs concurrently; the connections close with `stack`."""
     settings = set_up.settings.rabbitmq
     results = await asyncio.gather(*(_connect(settings, url, stack) for url in settings.url))
     opened = [(url, one) for url, (one, _) in zip(settings.url, results, strict=True) if one]
     findings = [finding for _, found in results for finding in found]
     if opened:
-        # A cluster with one node away still works.
+        # A cluster works without some of its nodes.
         findings = [
             Finding(one.subject, "warn", one.text, one.fix) if one.result == "fail" else one
             for one in findings
@@ -77,7 +77,7 @@ async def _connect(
     try:
         connection = await open_connection(settings, url, name="check", ask_http=True)
     except BrokerError as error:
-        # A BrokerError separates the fault and the remedy by a semicolon.
+        # In a BrokerError a semicolon separates the fault from the remedy.
         text, _, fix = str(error).partition("; ")
         return None, [Finding(subject, "fail", text, fix or None)]
     stack.push_async_callback(close_quietly, connection)
@@ -91,7 +91,7 @@ async def _connect(
 
 
 async def read_certificate(settings: RabbitMQSettings, url: URL) -> dict[str, Any] | None:
-    """Read a broker's certificate on a connection of its own; None without TLS, or on failure."""
+    """Read a broker's certificate on a separate connection; None without TLS, or on failure."""
     if url.scheme != "amqps":
         return None
     with contextlib.suppress(OSError, TimeoutError):
@@ -122,13 +122,13 @@ async def check_topology(broker: CheckedBroker) -> list[Finding]:
     differences = [one async for one in compare(broker.connection, broker.topology)]
     missing = {name_of(one.entity) for one in differences if one.kind == "missing"}
     if mode == "declare" and len(missing) == count:
-        # Before the first start: one line in place of one for each.
-        text = f"none of the {count} queues and exchanges is there"
+        # Before the first start, one line replaces one for each.
+        text = f"none of the {count} queues and exchanges exists"
         return [Finding("topology", "warn", f"{text}; {_DECLARED_AT_START}", _DECLARE)]
     findings = [_judge_difference(one, mode) for one in differences]
     right = count - len({finding.subject for finding in findings})
     if right and not any(finding.result == "fail" for finding in findings):
-        findings.insert(0, Finding("topology", "ok", f"{right} queues and exchanges are right"))
+        findings.insert(0, Finding("topology", "ok", f"{right} queues and exchanges match"))
     return findings
 
 
@@ -149,15 +149,16 @@ def _judge_difference(difference: Difference, mode: TopologyMode) -> Finding:
             return Finding(subject, "fail" if is_failure else "warn", text, fix)
 
 
-# Permissions. Each is tried with a request that RabbitMQ refuses in any case, but only after it has
-# checked the permission: nothing is consumed, published or created, and the kind of the refusal
-# tells whether the permission is there.
+# Permissions. Each is tried with an invalid request, which RabbitMQ refuses only after it has
+# checked the permission. So nothing is consumed, published or created, and the error tells whether
+# the permission is missing.
 
 
 class Need(NamedTuple):
     """A permission, and a request that needs it.
 
-    `without_it` is the cost where the roles work without it, `instead` how to do without.
+    `without_it` is set if the roles work without it, and names the cost; `instead` is the setting
+    that avoids the need.
     """
 
     what: str
@@ -167,7 +168,7 @@ class Need(NamedTuple):
 
 
 async def check_permissions(broker: CheckedBroker) -> list[Finding]:
-    """Try what the roles do, on a connection of its own: an alarm blocks one that publishes."""
+    """Try what the roles need, on a separate connection, because an alarm may block it."""
     needs = list(_needs(broker))
     connection = await open_connection(
         broker.settings.rabbitmq, broker.url, name="check permissions"
@@ -182,8 +183,8 @@ async def check_permissions(broker: CheckedBroker) -> list[Finding]:
             Finding(
                 f"broker {host_of(broker.url)}",
                 "fail",
-                "takes no messages (a memory or disk alarm); permissions were not tried",
-                "look at `rabbitmq-diagnostics check_local_alarms`, and run this again after it",
+                "accepts no messages (memory or disk alarm); permissions were not checked",
+                "look at `rabbitmq-diagnostics check_local_alarms`; run this again after the alarm",
             )
         ]
     finally:
@@ -213,8 +214,7 @@ async def _is_permitted(connection: Connection, need: Need) -> bool:
     except ChannelAccessRefused:
         return False
     except ChannelClosed:
-        # Refused for the deliberate fault, or because the entity is missing, which another check
-        # reports.
+        # Refused for the deliberate fault, or because the entity is missing (another check's task).
         return True
     return True
 
@@ -231,10 +231,10 @@ def _needs(broker: CheckedBroker) -> Iterator[Need]:
         if settings.worker.coordination == "on":
             yield from _to_coordinate(queue)
         yield _to_configure(Queue(paused_queue(queue)))._replace(
-            without_it="`sms-bridge pause` and `resume` need a user that may"
+            without_it="`sms-bridge pause` and `resume` need a user with this permission"
         )
         yield _to_read(paused_queue(queue))._replace(
-            without_it="nobody is told what an operator's pause is for"
+            without_it="the reason for an operator's pause cannot be shown"
         )
     for exchange in broker.topology.exchanges:
         yield _to_write(exchange.name)
@@ -254,7 +254,7 @@ def _to_coordinate(queue: str) -> Iterator[Need]:
         _to_read(own),
     ):
         yield need._replace(
-            without_it="each worker stands alone", instead="set worker.coordination to off"
+            without_it="workers do not coordinate", instead="set worker.coordination to off"
         )
 
 
@@ -271,7 +271,7 @@ def _to_configure(entity: Queue | Exchange) -> Need:
 
 
 def _to_bind(binding: Binding) -> Need:
-    # Removing a missing binding changes nothing, and needs the same permissions as adding one.
+    # Removing a binding that does not exist changes nothing, but needs the same permissions.
     return Need(
         f"write queue {binding.queue} and read exchange {binding.exchange}",
         lambda channel: channel.queue_unbind(binding.queue, binding.exchange, "sms-bridge-check"),
@@ -285,12 +285,12 @@ async def _consume(channel: Channel, queue: str) -> None:
 
 
 async def _publish(channel: Channel, exchange: str) -> None:
-    # Both properties are wrong, and RabbitMQ checks neither before the permission.
+    # Both properties are invalid; RabbitMQ checks the permission first.
     wrong = ClientProperties(user_id="sms-bridge-check", expiration="no number")
     await channel.basic_publish(
         b"", exchange=exchange, routing_key="sms-bridge-check", properties=wrong, mandatory=True
     )
-    # The refusal of a publish arrives at the latest before the answer to this request.
+    # A refusal of the publish arrives before the answer to this request.
     await channel.basic_qos(prefetch_count=1)
 
 
@@ -307,22 +307,22 @@ async def _declare(channel: Channel, entity: Queue | Exchange) -> None:
 
 # Consumers
 
-# As many waiting events are a warning: reading replies takes a subscriber milliseconds.
+# This many waiting events are a warning, because a subscriber reads a reply within milliseconds.
 MANY_EVENTS: Final = 1000
 
 
 async def check_consumers(broker: CheckedBroker) -> list[Finding]:
-    """Look at the worker on this computer, at pauses, and at the consumers of the main queues."""
+    """Check the worker on this computer, pauses, and the consumers of the main queues."""
     settings, connection = broker.settings, broker.connection
     findings = []
     if "worker" in broker.roles:
         name = settings.worker.queue
-        fix = "start a worker; where one runs, its /readyz says why it takes nothing"
+        fix = "start a worker; if one is running, its /readyz says why it does not consume"
         worker = await read_worker(settings)
         if worker is None:
             findings.append(Finding("worker", "ok", UNKNOWN))
         elif (pause := worker.deciding_pause) is None:
-            findings.append(Finding("worker", "ok", "that on this computer is not paused"))
+            findings.append(Finding("worker", "ok", "the one on this computer is not paused"))
         else:
             findings.append(Finding("worker", "fail", *explain_local_pause(pause)))
         findings += await _judge_pause(connection, name)
@@ -330,7 +330,7 @@ async def check_consumers(broker: CheckedBroker) -> list[Finding]:
             findings += await _judge_consumers(connection, queue, "nothing is sent", fix)
         dead = await read_queue(connection, dead_queue(name))
         if dead is not None and dead.ready:
-            text, fix = f"{dead.ready} dead letters wait", "`sms-bridge dlq list` shows them"
+            text, fix = f"{dead.ready} dead letters", "`sms-bridge dlq list` shows them"
             findings.append(Finding(f"queue {dead_queue(name)}", "warn", text, fix))
     if "webhook" in broker.roles and settings.webhook.queue is not None:
         fix = "subscribe to it, or set webhook.queue to null when subscribers have their own queues"
@@ -344,7 +344,7 @@ async def _judge_pause(connection: Connection, queue: str) -> list[Finding]:
     try:
         paused = await find_pause(connection, queue)
     except HiddenPauseError:
-        text = f"no permission on {paused_queue(queue)}: whether one is on is not known; {HIDDEN}"
+        text = f"unknown, because there is no permission on {paused_queue(queue)}; {HIDDEN}"
         return [Finding("pause", "warn", text, HIDDEN_REMEDY)]
     return [] if paused is None else [Finding("pause", "fail", *explain_paused(queue, paused))]
 
@@ -357,10 +357,10 @@ async def _judge_consumers(
         return []
     subject = f"queue {name}"
     if not sizes.consumers:
-        text = f"nobody consumes it, so {what_happens}; {sizes.ready} messages wait"
+        text = f"it has no consumer, so {what_happens}; {sizes.ready} messages waiting"
         return [Finding(subject, "warn", text, fix)]
-    text = f"{sizes.consumers} consumers, {sizes.ready} messages wait"
+    text = f"{sizes.consumers} consumers, {sizes.ready} messages waiting"
     if many is not None and sizes.ready >= many:
-        fix = "look at the log of the subscriber; start more of them if it only is slow"
+        fix = "look at the log of the subscriber; start more subscribers if it is only slow"
         return [Finding(subject, "warn", f"{text}: they are too slow, or stuck", fix)]
     return [Finding(subject, "ok", text)]

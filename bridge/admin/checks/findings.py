@@ -15,10 +15,10 @@ from bridge.amqp.client import Connection
 from bridge.config import Role, Settings
 from bridge.topology.declarations import Topology, bridge_topology
 
-# The deadline of each wait of a check, unless it has a shorter one.
+# The deadline of each wait, unless it has a shorter one.
 WAIT_SECONDS: Final = 15.0
 MAX_SKEW_SECONDS: Final = 5.0
-# A certificate that ends sooner is a warning.
+# A certificate that expires sooner is a warning.
 SHORT_DAYS: Final = 14
 _DAY_SECONDS: Final = 86400
 
@@ -27,7 +27,7 @@ CheckResult = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of a check. `fail`: it cannot work or loses messages. `fix` is the remedy."""
+    """One line of a check. `fail`: it cannot work, or loses messages. `fix`: the remedy."""
 
     subject: str
     result: CheckResult
@@ -37,9 +37,9 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetUp:
-    """The settings, and the roles that are to start with them.
+    """The settings, and the roles that will start with them.
 
-    `management_url` is set if the management API is not on the broker's host and usual port.
+    `management_url` is None if the management API is on the broker's host and the usual port.
     """
 
     settings: Settings
@@ -54,7 +54,7 @@ class SetUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedBroker(SetUp):
-    """A set-up with an open connection to its broker, and a client of its management API."""
+    """A set-up with a connection to its broker, and a client of the management API."""
 
     url: SecretStr
     connection: Connection
@@ -62,12 +62,12 @@ class CheckedBroker(SetUp):
 
     @property
     def version(self) -> tuple[int, ...]:
-        """RabbitMQ's version, as far as it consists of numbers: (4, 0, 5)."""
+        """RabbitMQ's version, such as (4, 0, 5)."""
         return version_of(self.connection)
 
 
 def version_of(connection: Connection) -> tuple[int, ...]:
-    """Return the version of RabbitMQ, which it sends when a connection is opened."""
+    """Return the version that RabbitMQ has sent on a new connection."""
     transport = connection.transport
     told: Any = {} if transport is None else transport.connection.server_properties
     numbers = re.match("[0-9.]*", str(told.get("version", "")))
@@ -75,18 +75,18 @@ def version_of(connection: Connection) -> tuple[int, ...]:
 
 
 def judge_certificate(subject: str, certificate: dict[str, Any]) -> Finding:
-    """Warn of a certificate that ends within `SHORT_DAYS`."""
+    """Warn of a certificate that expires within `SHORT_DAYS`."""
     ends = ssl.cert_time_to_seconds(str(certificate["notAfter"]))
     days = (ends - time.time()) / _DAY_SECONDS
     day = datetime.fromtimestamp(ends, UTC).date()
     if days < SHORT_DAYS:
-        text = f"its certificate ends in {max(0, int(days))} days, on {day}"
-        return Finding(subject, "warn", text, "have it renewed")
+        text = f"its certificate expires in {max(0, int(days))} days, on {day}"
+        return Finding(subject, "warn", text, "renew it")
     return Finding(subject, "ok", f"its certificate is valid until {day}")
 
 
 def judge_clock(whose: str, skew_seconds: float | None) -> list[Finding]:
-    """Warn of a clock that is too far ahead of ours (above zero) or behind; None is unknown."""
+    """Warn of a clock that is too far ahead of ours (above zero) or behind; None if unknown."""
     if skew_seconds is None:
         return []
     if abs(skew_seconds) <= MAX_SKEW_SECONDS:

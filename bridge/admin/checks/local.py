@@ -3,14 +3,14 @@
 import itertools
 from typing import Final
 
-from bridge.admin.admin_port import local_port, open_client, read_health, read_metrics
+from bridge.admin.admin_port_client import local_port, open_client, read_health, read_metrics
 from bridge.admin.checks.findings import Finding, SetUp
 from bridge.errors import BridgeError
 
 _CLOCK: Final = "compare this computer's clock with the service's"
 _REFUSED_FIXES: Final = {
-    "mismatch": "compare {endpoint}.secret_files with the secret at the service, and public_url "
-    "with the address that it calls, if its scheme signs that",
+    "mismatch": "compare {endpoint}.secret_files with the secret at the service and, if its "
+    "scheme signs the address, public_url with the address that it calls",
     "malformed": "compare {endpoint}.preset and .signature with what the service sends",
     "stale": _CLOCK,
     "future": _CLOCK,
@@ -18,35 +18,35 @@ _REFUSED_FIXES: Final = {
 
 
 def judge_base_url(set_up: SetUp) -> list[Finding]:
-    """Warn of a base URL that already has the path that the worker adds; no request is made."""
+    """Warn of a base URL that contains the path which the worker appends."""
     api = set_up.settings.sms_api
     url, path = api.base_url or "", api.path
     steps = itertools.accumulate(path.split("/")[1:], lambda way, name: f"{way}/{name}", initial="")
     if "worker" not in set_up.roles or not url.endswith(tuple(filter(None, steps))):
         return []
-    fix = f"leave {path} out of sms_api.base_url: the worker adds it"
+    fix = f"remove {path} from sms_api.base_url: the worker appends it"
     return [Finding("SMS API", "warn", f"messages will be posted to {url}{path}", fix)]
 
 
 def judge_repeats(set_up: SetUp) -> list[Finding]:
-    """Explain the fate of an uncertain attempt at a service that cannot recognise a repeat."""
+    """Explain what follows an uncertain attempt if the service cannot recognise repeats."""
     api, worker = set_up.settings.sms_api, set_up.settings.worker
     if "worker" not in set_up.roles or api.knows_repeats:
         return []
     text = (
-        "takes no idempotency key (sms_api.idempotency is none), so what is sent again may be a "
-        f"second text; worker.on_uncertain is {worker.on_uncertain}: a message that may have been "
-        "sent becomes"
+        "accepts no idempotency key (sms_api.idempotency is none), so a retry may send a second "
+        f"text; worker.on_uncertain is {worker.on_uncertain}: a message that may have been sent "
+        "becomes"
     )
     if worker.on_uncertain == "park":
-        return [Finding("SMS API", "ok", f"{text} a dead letter `uncertain` and is not repeated")]
+        return [Finding("SMS API", "ok", f"{text} a dead letter `uncertain` and is not retried")]
     times = worker.max_uncertain_attempts
     fix = "set worker.on_uncertain to park, or leave it out"
     return [Finding("SMS API", "warn", f"{text} up to {times} texts", fix)]
 
 
 async def check_answers(set_up: SetUp) -> list[Finding]:
-    """Warn of web pages that the worker on this computer received and counted as sent."""
+    """Warn of HTML answers that the worker on this computer counted as sent."""
     settings = set_up.settings
     if "worker" not in set_up.roles:
         return []
@@ -61,18 +61,18 @@ async def check_answers(set_up: SetUp) -> list[Finding]:
     if not pages:
         return []
     text = (
-        f"{pages} of its answers to the worker on this computer were web pages behind a 2xx, and "
-        "count as sent"
+        f"{pages} of its answers to the worker on this computer were HTML pages with a 2xx status, "
+        "which count as sent"
     )
     fix = (
-        "check sms_api.base_url and sms_api.path; where they are right, say in "
-        "sms_api.response.accepted what means yes"
+        "check sms_api.base_url and sms_api.path; if they are right, describe an acceptance in "
+        "sms_api.response.accepted"
     )
     return [Finding("SMS API", "warn", text, fix)]
 
 
 async def check_webhooks(set_up: SetUp) -> list[Finding]:
-    """Warn of endpoints at which the receiver on this computer refuses every webhook."""
+    """Warn of endpoints of the receiver on this computer that refuse every webhook."""
     port = local_port(set_up.settings.admin)
     if "webhook" not in set_up.roles or port.port == 0:
         return []

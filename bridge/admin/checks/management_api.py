@@ -1,8 +1,8 @@
 """Checks through RabbitMQ's management API: policies, members, alarms, bindings.
 
-The functions `judge_...` are pure. Since RabbitMQ 4.0 a quorum queue without a delivery limit has
-one of 20, and a negative limit means none; older versions read a negative limit as: drop whatever
-comes back once.
+The functions `judge_...` are pure. Since RabbitMQ 4.0 the default delivery limit of a quorum queue
+is 20, and a negative limit means none; for older versions a negative limit means that a message is
+dropped when it comes back once.
 """
 
 import asyncio
@@ -22,21 +22,21 @@ from bridge.topology.queue_facts import QueueFacts
 DEFAULT_DELIVERY_LIMIT: Final = 20
 _DEFAULT_LIMIT_SINCE: Final = (4, 0)
 SHORT_CONSUMER_TIMEOUT_MS: Final = 15 * 60 * 1000
-# With fewer than three members a quorum queue loses its majority with the first node.
+# With fewer than three members a quorum queue loses its majority with one node.
 WANTED_MEMBERS: Final = 3
 _RISKS: Final[Mapping[int, str]] = {
-    1: "while that one is away nothing goes in or out, and its disk has the only copy",
-    2: "while one of them is away nothing goes in or out",
+    1: "unavailable while that node is offline, and its disk has the only copy",
+    2: "unavailable while either of them is offline",
 }
 
 
 async def check_alarms(broker: CheckedBroker) -> list[Finding]:
-    """Find each node that accepts no messages because memory or disk runs out."""
+    """Find nodes that accept no messages because memory or disk space runs out."""
     return [
         Finding(
             f"broker node {node['name']}",
             "fail",
-            f"{what} alarm: it takes no messages",
+            f"{what} alarm: it accepts no messages",
             f"free {what} on it",
         )
         for node in await broker.management.read("nodes") or ()
@@ -46,15 +46,15 @@ async def check_alarms(broker: CheckedBroker) -> list[Finding]:
 
 
 async def check_brokers_clock(broker: CheckedBroker) -> list[Finding]:
-    """Compare the clocks, by the Date of the management API's last answer."""
+    """Compare the clocks by the Date header of the management API's last answer."""
     return judge_clock("broker", broker.management.clock_skew_seconds)
 
 
-# Queues. Their arguments are compared over AMQP; the policies in force are judged here.
+# Queues. Their arguments are compared over AMQP; here their policies are judged.
 
 
 async def check_queues(broker: CheckedBroker) -> list[Finding]:
-    """Judge the policies of every queue that the roles need and that exists."""
+    """Judge the policies of the existing queues that the roles need."""
     queues = broker.topology.queues
     found = await asyncio.gather(*(broker.management.queue(queue.name) for queue in queues))
     faults: list[Finding] = []
@@ -63,7 +63,7 @@ async def check_queues(broker: CheckedBroker) -> list[Finding]:
         if facts is None:
             continue
         faults += judge_policies(facts, queue, broker.version)
-        # A retry queue has no consumer, so nothing comes back to it.
+        # Nothing comes back to a retry queue, which has no consumer.
         if not _is_retry(queue) and has_default_limit(facts, broker.version):
             limited.append(facts)
     if limited:
@@ -82,8 +82,8 @@ def judge_policies(facts: QueueFacts, needed: Queue, version: tuple[int, ...]) -
         yield Finding(
             subject,
             "warn",
-            "which policy is in force is not known yet",
-            "run this again; if it stays so, look at the queue's leader: "
+            "the policy in force is not known yet",
+            "run this again; if this persists, look at the queue's leader: "
             f"rabbitmq-queues quorum_status {facts.name}",
         )
     as_needed = replace(facts, arguments=needed.arguments)
@@ -96,15 +96,15 @@ def judge_policies(facts: QueueFacts, needed: Queue, version: tuple[int, ...]) -
             text = f"message-ttl is {ttl} and must be {needed_ttl}, or messages come back too early"
             yield Finding(subject, "fail", text, "remove `message-ttl` from its policy")
         return
-    # Subscribers decide for themselves about messages that keep coming back.
+    # For queues of subscribers, who decide themselves about redeliveries, it is a warning.
     yield from _judge_drops(as_needed, version, "warn" if needed.use == "subscribed" else "fail")
     if facts.type == "classic" and facts.value("ha-mode") is not None:
         yield Finding(
             subject,
             "warn",
-            "it is mirrored (ha-mode): a mirror that is not in step loses messages when it takes "
-            "over, and RabbitMQ 4 has no mirrors",
-            "make it a quorum queue",
+            "it is mirrored (ha-mode): an unsynchronised mirror loses messages when it takes over, "
+            "and RabbitMQ 4 has no mirrors",
+            "replace it by a quorum queue",
         )
     timeout_ms = as_needed.value("consumer-timeout")
     if timeout_ms is not None and timeout_ms < SHORT_CONSUMER_TIMEOUT_MS:
@@ -117,8 +117,8 @@ def judge_policies(facts: QueueFacts, needed: Queue, version: tuple[int, ...]) -
             subject,
             "warn",
             queue_facts.RETRIES_REFUSED,
-            "remove the limit from its policy, and bound publishers in another way; "
-            "`sms-bridge status` counts retries that are late",
+            "remove the limit from its policy, and limit the publishers in another way; "
+            "`sms-bridge status` counts late retries",
         )
 
 
@@ -148,11 +148,11 @@ def _over_delivery_limit(facts: QueueFacts, version: tuple[int, ...]) -> str | N
         return queue_facts.dropped_by_delivery_limit(limit, "delivery-limit")
     if version >= _DEFAULT_LIMIT_SINCE:
         return None
-    return "delivery-limit is below zero, which this RabbitMQ reads as: drop what comes back once"
+    return "delivery-limit is negative: this RabbitMQ drops a message that comes back once"
 
 
 def has_default_limit(facts: QueueFacts, version: tuple[int, ...]) -> bool:
-    """Whether RabbitMQ's own delivery limit is in force, because none is set."""
+    """Whether RabbitMQ's default delivery limit is in force."""
     is_limited = facts.type == "quorum" and version >= _DEFAULT_LIMIT_SINCE
     return is_limited and facts.is_policy_known and facts.value("delivery-limit") is None
 
@@ -161,8 +161,8 @@ def judge_default_limit(queues: Sequence[QueueFacts], *, vhost: str) -> Finding:
     """Explain the cost of RabbitMQ's default delivery limit, and how to lift it."""
     names = ", ".join(facts.name for facts in queues)
     text = (
-        f"RabbitMQ drops a message that came back {DEFAULT_DELIVERY_LIMIT + 1} times, its default "
-        f"since version 4, as from a worker that dies again and again: {names}"
+        f"RabbitMQ drops a message that came back {DEFAULT_DELIVERY_LIMIT + 1} times, as from a "
+        f"worker that crashes again and again; this is its default since version 4: {names}"
     )
     free = [facts.name for facts in queues if facts.policy_name is None]
     fixes = []
@@ -184,19 +184,19 @@ def judge_default_limit(queues: Sequence[QueueFacts], *, vhost: str) -> Finding:
 
 
 def exactly(name: str) -> str:
-    """Write a name as a pattern that matches only it.
+    """Return a pattern that matches only this name.
 
-    With brackets rather than backslashes, which a shell or a YAML file may take away.
+    It has no backslashes, because a shell or a YAML file may remove them.
     """
     return re.sub(r"[^\w/-]", r"[\g<0>]", name)
 
 
-# Members. A quorum queue gets its members when it is declared, three if there are as many nodes;
-# nodes that join later get none by themselves.
+# Members. A quorum queue gets up to three members when it is declared; nodes that join later do not
+# become members by themselves.
 
 
 async def check_replicas(broker: CheckedBroker) -> list[Finding]:
-    """On a cluster, compare the members of every queue with the nodes."""
+    """Compare the members of every queue with the nodes of the cluster."""
     management = broker.management
     nodes = [str(node["name"]) for node in await management.read("nodes") or ()]
     if len(nodes) == 1:
@@ -209,7 +209,7 @@ async def check_replicas(broker: CheckedBroker) -> list[Finding]:
 def judge_members(
     queues: Mapping[str, Members], nodes: Sequence[str], *, vhost: str
 ) -> Iterator[Finding]:
-    """Find queues on fewer nodes than possible; queues with the same members share a finding."""
+    """Find queues with too few members; queues with the same members share a finding."""
     wanted = min(WANTED_MEMBERS, len(nodes))
     alike: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
     for name, members in queues.items():
@@ -232,15 +232,15 @@ def _grow(node: str, names: Collection[str], vhost: str) -> str:
 
 
 def judge_online(queues: Mapping[str, Members]) -> Iterator[Finding]:
-    """Find queues of which a member is away."""
+    """Find queues with an offline member."""
     for name, members in queues.items():
         away = ", ".join(node for node in members.nodes if node not in members.online)
-        fix = f"bring it back; rabbitmq-queues quorum_status {name}"
+        fix = f"start it again; rabbitmq-queues quorum_status {name}"
         if away and 2 * len(members.online) > len(members.nodes):
-            text = f"its member on {away} is away: one more, and it has no majority"
+            text = f"its member on {away} is offline; with one more offline it has no majority"
             yield Finding(f"queue {name}", "warn", text, fix)
         elif away:
-            text = f"it has no majority, so it takes and gives nothing: {away} is away"
+            text = f"it has no majority, so it is unavailable: {away} is offline"
             yield Finding(f"queue {name}", "fail", text, fix)
 
 
@@ -248,7 +248,7 @@ def judge_online(queues: Mapping[str, Members]) -> Iterator[Finding]:
 
 
 async def check_exchanges(broker: CheckedBroker) -> list[Finding]:
-    """Look at the bindings of the webhook's exchange, and at every alternate exchange."""
+    """Check the bindings of the webhook's exchange, and every alternate exchange."""
     management, name = broker.management, broker.settings.webhook.exchange
     findings: list[Finding] = []
     if "webhook" in broker.roles and await management.exists(name):
@@ -263,23 +263,23 @@ async def check_exchanges(broker: CheckedBroker) -> list[Finding]:
 
 
 def judge_bindings(exchange: str, bound: Mapping[str, QueueFacts]) -> Finding:
-    """Find events that would be answered 200 and lost: no bound queue outlives the broker."""
+    """Find out whether a bound queue survives a restart of the broker, so that no event is lost."""
     subject, fix = f"exchange {exchange}", "set webhook.queue, or bind a durable queue"
     fragile = ", ".join(sorted(name for name, facts in bound.items() if _is_fragile(facts)))
     if not bound:
         text = "no queue is bound to it: every webhook is answered 503"
         return Finding(subject, "fail", text, fix)
     if all(map(_is_fragile, bound.values())):
-        text = f"no bound queue outlives a restart of the broker: {fragile}"
+        text = f"no bound queue survives a restart of the broker: {fragile}"
         return Finding(subject, "fail", text, fix)
     if fragile:
-        text = f"what these queues hold is gone after a restart of the broker: {fragile}"
-        fix = "make them durable, if their subscribers need every event"
+        text = f"messages in these queues are lost when the broker restarts: {fragile}"
+        fix = "make them durable if their subscribers need every event"
         return Finding(subject, "warn", text, fix)
     return Finding(subject, "ok", f"bound to durable queues: {', '.join(sorted(bound))}")
 
 
 def _is_fragile(facts: QueueFacts) -> bool:
-    """Whether the queue can disappear, with all its messages."""
+    """Whether the queue can disappear with its messages."""
     is_temporary = facts.auto_delete or facts.exclusive or facts.value("expires") is not None
     return is_temporary or not facts.durable

@@ -1,6 +1,6 @@
-"""Whether the SMS API answers, with a certificate and a clock that can be trusted.
+"""Check whether the SMS API answers, its certificate and its clock.
 
-A HEAD request to its root, without the key, cannot send anything.
+The check is a HEAD request to its root without the key, which cannot send a message.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from bridge.errors import causes_of
 
 
 async def check_sms_api(set_up: SetUp) -> list[Finding]:
-    """Try the API that the worker posts to, as far as possible without sending a message."""
+    """Try the API as far as possible without sending a message."""
     if "worker" not in set_up.roles:
         return []
     api = set_up.settings.sms_api
@@ -36,14 +36,14 @@ async def check_sms_api(set_up: SetUp) -> list[Finding]:
     subject = f"SMS API {url.host}"
     if api.proxy is None and not await _is_resolved(url):
         fix = "check sms_api.base_url and the resolver"
-        return [Finding(subject, "fail", "its name is not found", fix)]
+        return [Finding(subject, "fail", "its name cannot be resolved", fix)]
     started = time.monotonic()
     try:
         async with Deadline(WAIT_SECONDS), _ask(api) as answer:
             milliseconds = round((time.monotonic() - started) * 1000)
             text = f"answers {answer.status_code} to HEAD in {milliseconds} ms"
             return [
-                Finding(subject, "ok", f"{text}; whether it takes the key, only a message shows"),
+                Finding(subject, "ok", f"{text}; only a message shows whether it accepts the key"),
                 *_judge_tls(subject, answer),
                 *judge_clock(subject, clock_skew_seconds(answer.headers.get("Date"))),
             ]
@@ -77,7 +77,7 @@ def _judge_tls(subject: str, answer: httpx.Response) -> list[Finding]:
     if answer.url.scheme == "http":
         if answer.url.host in {"localhost", "127.0.0.1", "::1"}:
             return []
-        text = "http: the key and the texts travel in clear"
+        text = "http: the key and the texts are sent unencrypted"
         return [Finding(subject, "warn", text, "use https in sms_api.base_url")]
     stream: Any = answer.extensions.get("network_stream")
     secure = None if stream is None else stream.get_extra_info("ssl_object")
@@ -92,7 +92,9 @@ def _judge_failure(subject: str, error: Exception) -> Finding:
             fix = "check sms_api.ca_file, or the service's certificate"
             return Finding(subject, "fail", f"its certificate is refused: {why}", fix)
         if isinstance(cause, ssl.SSLError):
-            return Finding(subject, "fail", "no TLS is spoken there", "check sms_api.base_url")
+            return Finding(
+                subject, "fail", "the server does not speak TLS", "check sms_api.base_url"
+            )
     timed_out = isinstance(error, TimeoutError | httpx.TimeoutException)
     text = "no answer in time" if timed_out else f"no connection ({type(error).__name__})"
     return Finding(subject, "fail", text, "check sms_api.base_url, the network and the proxy")

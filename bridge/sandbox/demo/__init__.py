@@ -1,1 +1,1 @@
-"""The demo: both directions for real, with faults, and an account of every message."""
+"""The demo: real traffic in both directions, with faults, and an account of every message."""

@@ -26,10 +26,10 @@ from bridge.topology.declarations import bridge_topology
 
 READY_SECONDS: Final = 30
 ROLES: Final[tuple[Role, ...]] = ("worker", "webhook")
-# A little longer than the roles' own limits for a drain.
+# Slightly longer than the roles' own deadlines for a drain.
 GRACE_SECONDS: Final = 30
 
-# Short limits, so that the faults play out within seconds.
+# Short limits, so that faults take only seconds.
 _WORKER: Final[Mapping[str, str]] = {
     "SMS_API__TIMEOUT_SECONDS": "2",
     "WORKER__CONCURRENCY": "50",
@@ -40,7 +40,7 @@ _WORKER: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoBroker:
-    """The broker that the demo uses: the environment that names it, and the names used there."""
+    """The broker of the demo: its environment variables, and the names of the queues."""
 
     is_private: bool
     environ: Mapping[str, str]
@@ -48,7 +48,7 @@ class DemoBroker:
 
 
 class DemoEnvironment:
-    """The sandbox and the roles, with their addresses; `more` adds to the roles' settings."""
+    """The sandbox and the roles; `more` has additional settings of the roles."""
 
     def __init__(
         self, broker: DemoBroker, folder: Path, guard: Guard, more: Mapping[str, str]
@@ -70,7 +70,7 @@ class DemoEnvironment:
         self.settings = load_settings(None, self._environ("worker"))
 
     def start(self) -> None:
-        """Start everything and return when all is ready."""
+        """Start all processes and return when they are ready."""
         to = ["--webhook-url", self.webhook_url, "--webhook-secret", self._secret]
         port = str(self._ports["sandbox"])
         self._start("sandbox", self.broker.environ, ["--port", port, "--key", self.api_key, *to])
@@ -90,7 +90,7 @@ class DemoEnvironment:
                 )
 
     def stop(self) -> list[str]:
-        """End everything; return a line for each role that did not end cleanly."""
+        """End all processes; return a line for each role that did not exit cleanly."""
         for child in self._children.values():
             child.ask_to_end()
         deadline = time.monotonic() + GRACE_SECONDS
@@ -105,7 +105,7 @@ class DemoEnvironment:
         return await open_connection(rabbitmq, rabbitmq.url[0], name=name)
 
     async def delete_queues(self) -> None:
-        """Delete all that the roles have declared."""
+        """Delete the queues and exchanges that the roles have declared."""
         connection = await self.connect("demo clean-up")
         try:
             channel = await connection.channel()
@@ -167,9 +167,9 @@ def queues_of(settings: Settings, *roles: Role) -> list[str]:
 
 @contextmanager
 def open_environment(more: Mapping[str, str] | None = None) -> Iterator[DemoEnvironment]:
-    """Lend an environment, and leave nothing of it behind except, if it fails, the logs.
+    """Provide an environment, and remove it completely, except for the logs of a failure.
 
-    `more` are further settings of the roles, such as `TRACING__SAMPLE_RATIO`.
+    `more` has additional settings of the roles, such as `TRACING__SAMPLE_RATIO`.
     """
     with _open_broker() as broker, guarded() as guard:
         folder = Path(tempfile.mkdtemp(prefix="sms-bridge-demo-"))
@@ -188,7 +188,7 @@ def open_environment(more: Mapping[str, str] | None = None) -> Iterator[DemoEnvi
 
 @contextmanager
 def _open_broker() -> Iterator[DemoBroker]:
-    """Lend the broker that the environment names, under names of its own, or a private one."""
+    """Provide the broker that the environment names, with separate queues, or a private one."""
     others = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
     url = find_broker(os.environ)
     if url is None:

@@ -1,8 +1,7 @@
-"""The demo's account: tables of what was expected and what was seen, and checks of the metrics."""
+"""The demo's account: tables of expectations and observations, and a check of the metrics."""
 
-import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from rich.table import Table
@@ -13,27 +12,10 @@ from bridge.telemetry.scrape import Scrape
 PROCESSED: Final = "sms_bridge_worker_messages_processed_total"
 IN_PROGRESS: Final = "sms_bridge_worker_messages_in_progress"
 EVENTS: Final = "sms_bridge_webhook_events_total"
-PERCENTILES: Final = (0.5, 0.9, 0.99)
-
-# The histograms that are shown: a title, the name, and the labels that count.
-_LATENCIES: Final[Sequence[tuple[str, str, Mapping[str, str]]]] = (
-    ("published to accepted (*)", "sms_bridge_worker_acceptance_latency_seconds", {}),
-    (
-        "request to the SMS API, accepted",
-        "sms_bridge_worker_provider_request_duration_seconds",
-        {"result": "success"},
-    ),
-    (
-        "webhook to its answer",
-        "sms_bridge_webhook_http_request_duration_seconds",
-        {"route": "/webhooks"},
-    ),
-)
-_FOOTNOTE: Final = "(*) AMQP timestamps are whole seconds: up to one second too long"
 
 
 class DemoReport:
-    """What was planned, what has been observed of it, and the metrics that were read last."""
+    """The plan, the observations, and the last metrics of both roles."""
 
     def __init__(
         self, messages: Sequence[PlannedMessage], webhooks: Sequence[PlannedWebhook]
@@ -44,7 +26,7 @@ class DemoReport:
         self.worker = self.webhook = self.webhook_before = Scrape()
 
     def check_metrics(self) -> list[str]:
-        """Return a line for each role whose metrics do not agree with what was observed."""
+        """Return a line for each role whose metrics differ from the observations."""
         seen, problems = self.seen, []
         counted = {
             SENT: int(self.worker.total(PROCESSED, outcome="sent")),
@@ -69,21 +51,14 @@ class DemoReport:
         return Counter(answer for given in self.seen.answers.values() for answer in given)
 
     def _count_events(self) -> dict[str, int]:
-        """Count the webhooks of this run by outcome; those under `unparsed` were published."""
+        """Count the webhooks of this run by outcome; `unparsed` ones were published."""
         counts = Counter(self.webhook.by("outcome", EVENTS))
         counts.subtract(self.webhook_before.by("outcome", EVENTS))
         counts["published"] += counts.pop("unparsed", 0)
         return dict(counts)
 
-    def tables(self) -> Iterator[Table | str]:
-        """Draw the ends of all messages and webhooks, and how long they took."""
-        yield self.outbound()
-        yield self.inbound()
-        yield self._latencies()
-        yield _FOOTNOTE
-
     def outbound(self) -> Table:
-        """Draw the ends of the messages."""
+        """Return a table of the messages by their ends."""
         seen = self.seen
         ends = Counter(message.expected for message in self._messages)
         dead = Counter(reason for _, reason in seen.dead)
@@ -101,7 +76,7 @@ class DemoReport:
         return table
 
     def inbound(self) -> Table:
-        """Draw the ends of the webhooks."""
+        """Return a table of the webhooks by their ends."""
         expected = Counter(answer for webhook in self._webhooks for answer in webhook.answers)
         events = sum(len(webhook.routing_keys) for webhook in self._webhooks)
         answers = self._answers()
@@ -111,17 +86,6 @@ class DemoReport:
         _add(table, "forged webhooks answered 401", expected[401], answers[401])
         _add(table, "repeats not published again", expected[200] - events, duplicates)
         _add(table, "events received", events, len(self.seen.events))
-        return table
-
-    def _latencies(self) -> Table:
-        table = Table("seconds", *(f"p{share * 100:g}" for share in PERCENTILES), "count")
-        for title, name, labels in _LATENCIES:
-            source = self.worker if name.startswith("sms_bridge_worker") else self.webhook
-            buckets = source.buckets(name, **labels)
-            count = buckets[-1][1] if buckets else 0
-            values = (percentile(share, buckets) for share in PERCENTILES)
-            texts = (f"{value:.3f}" if count else "-" for value in values)
-            table.add_row(title, *texts, f"{count:,.0f}")
         return table
 
     def _rate(self) -> str:
@@ -135,21 +99,3 @@ class DemoReport:
 
 def _add(table: Table, name: str, expected: int, seen: int) -> None:
     table.add_row(name, f"{expected:,}", f"{seen:,}", style=None if expected == seen else "red")
-
-
-def percentile(share: float, buckets: Sequence[tuple[float, float]]) -> float:
-    """Estimate the value below which a share of the observations lies, NaN if there are none.
-
-    Interpolates within a bucket. Of the last one, which has no upper bound, it takes the lower.
-    """
-    if not buckets or buckets[-1][1] == 0:
-        return math.nan
-    rank = share * buckets[-1][1]
-    lower, below = 0.0, 0.0
-    for upper, count in buckets:
-        if count >= rank and count > below:
-            if math.isinf(upper):
-                return lower
-            return lower + (upper - lower) * (rank - below) / (count - below)
-        lower, below = upper, count
-    return lower

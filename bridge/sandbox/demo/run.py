@@ -1,4 +1,4 @@
-"""Runs the demo: sends the traffic, watches it from outside, and accounts for every message."""
+"""Run the demo: send the traffic, watch it from outside, and account for every message."""
 
 import asyncio
 import json
@@ -47,19 +47,19 @@ from bridge.sandbox.demo.traffic import (
 from bridge.telemetry.scrape import Scrape
 from bridge.topology.declarations import dead_queue
 
-# How long the demo takes at most, and how much of that is reserved for its end.
+# The maximum duration of the demo, and the part that is reserved for its end.
 DEMO_SECONDS: Final = 110
 END_SECONDS: Final = 10
-# How often everything is looked at, and how often a line is printed if there is no terminal.
+# The intervals of readings, and of printed lines if there is no terminal.
 LOOK_SECONDS: Final = 0.5
 LINE_SECONDS: Final = 3
-# Characters in a line if there is no terminal.
+# The width of lines if there is no terminal.
 PLAIN_WIDTH: Final = 110
-# The traffic is sent in slices over this time, so that there is something to watch, and no backlog.
+# The traffic is sent in slices over this time, so that it can be watched, without a backlog.
 SPREAD_SECONDS: Final = 10
 _SLICES: Final = 100
 _MAX_WEBHOOKS_IN_FLIGHT: Final = 20
-# The time limits of one request to the sandbox or an admin port, and until a webhook gets through.
+# The deadlines of a request to the sandbox or an admin port, and of the first accepted webhook.
 _HTTP_TIMEOUT_SECONDS: Final = 10
 _PREPARE_SECONDS: Final = 20
 _POLL_SECONDS: Final = 0.2
@@ -72,9 +72,9 @@ T = TypeVar("T")
 
 
 def run_demo(*, keep: bool, messages: int = 1000, events: int = 200) -> int:
-    """Run the demo and return its exit code: 0 if every message came to its expected end.
+    """Run the demo and return its exit code: 0 if every message reached its expected end.
 
-    With `keep` everything goes on running afterwards, until Ctrl-C.
+    With `keep` all processes keep running until Ctrl-C.
     """
     console = Console(highlight=False, soft_wrap=True)
     if not console.is_terminal:
@@ -126,7 +126,7 @@ async def _play(
     *,
     until: float,
 ) -> list[str]:
-    """Send everything, wait for every end, and return a line for each problem."""
+    """Send all traffic, wait for its end, and return a line for each problem."""
     report = DemoReport(messages, webhooks)
     try:
         connection = await environment.connect("demo")
@@ -141,13 +141,13 @@ async def _play(
             await close_quietly(connection)
     except _ERRORS as error:
         await _explain(environment, error)
-    for part in report.tables():
-        console.print(part)
+    console.print(report.outbound())
+    console.print(report.inbound())
     return problems
 
 
 async def _explain(environment: DemoEnvironment, error: Exception) -> NoReturn:
-    # A connection breaks a moment before the end of its process, which says more, is known.
+    # A connection breaks shortly before the end of its process, the actual error, is known.
     await asyncio.sleep(1)
     environment.check()
     what = f"{type(error).__name__}: {error}"
@@ -157,7 +157,7 @@ async def _explain(environment: DemoEnvironment, error: Exception) -> NoReturn:
 
 
 class DemoRun:
-    """One run: the publisher, the phones and the subscriber, and the look at all of it."""
+    """One run: publisher, phones, subscriber and observer."""
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ class DemoRun:
         self._webhooks = webhooks
 
     async def perform(self, console: Console, *, until: float) -> list[str]:
-        """Do everything, until a time of the monotonic clock; return a line for each problem."""
+        """Run until done, or until a monotonic time; return a line for each problem."""
         late = []
         try:
             async with asyncio.timeout(until - time.monotonic()):
@@ -192,7 +192,7 @@ class DemoRun:
                         break
                     await asyncio.sleep(_POLL_SECONDS)
         except TimeoutError:
-            late = [f"not all was over within {DEMO_SECONDS - END_SECONDS} s"]
+            late = [f"not everything was done within {DEMO_SECONDS - END_SECONDS} s"]
         except ExceptionGroup as group:
             raise group.exceptions[0] from group
         await self._look()
@@ -206,7 +206,7 @@ class DemoRun:
         return problems
 
     async def _prepare(self) -> None:
-        """Order the faults, wait until webhooks get through, and consume events and dead letters.
+        """Set the faults, wait until webhooks are accepted, and consume events and dead letters.
 
         The receiver answers 503 until it is connected to the broker.
         """
@@ -223,7 +223,7 @@ class DemoRun:
         await events.bind(exchange, "#")
         await events.consume(self._on_event, no_ack=True)
         dead = await self._channel.get_queue(dead_queue(self._settings.worker.queue))
-        # Never acknowledged: when the channel closes, the dead letters return to their queue.
+        # Never acked: the dead letters return to their queue when the channel closes.
         await dead.consume(self._on_dead_letter)
         self._report.webhook_before = await self._scrape("webhook")
 
@@ -269,7 +269,7 @@ class DemoRun:
         return answers
 
     async def _watch(self, console: Console) -> None:
-        """Look again and again, and show it, until nothing is open."""
+        """Show the progress until nothing is open."""
         report, seen = self._report, self._seen
         live = Live(console=console, transient=True) if console.is_terminal else nullcontext()
         said = time.monotonic()
@@ -312,7 +312,7 @@ class DemoRun:
         return Scrape(answer.raise_for_status().text)
 
     async def _unfinished(self) -> list[str]:
-        """List what is in progress, and the queues that still hold messages."""
+        """Return lines about messages in progress, and about queues that are not empty."""
         held = int((await self._scrape("worker")).total(IN_PROGRESS))
         lines = [f"{held} messages are still in progress"] if held else []
         dead = dead_queue(self._settings.worker.queue)
@@ -326,7 +326,7 @@ class DemoRun:
 
 
 async def _in_slices(items: Sequence[T]) -> AsyncIterator[Sequence[T]]:
-    """Yield the items in slices, evenly over `SPREAD_SECONDS`."""
+    """Yield the items in slices, spread over `SPREAD_SECONDS`."""
     start = time.monotonic()
     size = -(-len(items) // _SLICES)
     for begin in range(0, len(items), size):
@@ -346,7 +346,7 @@ def _describe(environment: DemoEnvironment) -> str:
 
 
 def addresses(environment: DemoEnvironment) -> Iterator[str]:
-    """List what can be tried while everything is running, a line each."""
+    """Yield lines with addresses and commands to try while everything is running."""
     settings, broker = environment.settings, environment.broker
     given = {ENV_PREFIX + name: value for name, value in broker.names.items()}
     url = mask_url(settings.rabbitmq.url[0])
@@ -366,7 +366,7 @@ def addresses(environment: DemoEnvironment) -> Iterator[str]:
     yield f"inbound events    {bridge} listen"
     kind = "-H 'Content-Type: application/json'"
     yield f"reply to it       curl {kind} -d '{order}' {environment.sandbox_url}/sandbox/replies"
-    # The demo's retry delays are not the default, and name its retry queues.
+    # The demo's retry delays, from which its retry queues are named, are not the default.
     retry = shlex.quote(f"{ENV_PREFIX}WORKER__RETRY_DELAYS={delays}")
     yield f"check its queues  env {retry} {bridge} topology verify"
     yield f"logs              {environment.folder}"
@@ -384,7 +384,7 @@ def _wait_for_interrupt(environment: DemoEnvironment) -> None:
 
 @contextmanager
 def _interrupted_by_signals() -> Iterator[None]:
-    """Make SIGTERM and SIGHUP end everything that the demo has started, as Ctrl-C does."""
+    """Make SIGTERM and SIGHUP end the demo like Ctrl-C."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt

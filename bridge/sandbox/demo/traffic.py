@@ -1,4 +1,4 @@
-"""The demo's traffic: the messages and webhooks to send, and the end that each must come to."""
+"""The demo's traffic: the messages and webhooks to send, and their expected ends."""
 
 import json
 import random
@@ -14,20 +14,17 @@ T = TypeVar("T")
 SENT: Final = "sent"
 MARKER: Final = re.compile(r"demo-[0-9a-f]+-[0-9]{5,}")
 
-# Numbers reserved for fiction. Ordinary messages share a few phones, which keeps the sandbox's page
-# readable. A message with a fault has a number of its own, which the fault names: 555-0100 to
-# 555-0199 are free in every area code of North America.
+# Numbers reserved for fiction. Ordinary messages share a few phones, for a readable page of the
+# sandbox. Messages with a fault have their own numbers, which the faults name: 555-0100 to 555-0199
+# are reserved in every area code of North America.
 _PHONES: Final = [f"+4917139200{n:02}" for n in range(50)]
 _AREA_CODES: Final = range(200, 1000)
-# How many names a line about a problem lists.
+# The maximum number of names in a line about a problem.
 _LISTED: Final = 5
 
 
 class PlannedMessage(NamedTuple):
-    """A message for the outbound queue, the end it must come to, and the fault that it meets.
-
-    `expected` is `sent` or the reason of a dead letter.
-    """
+    """A message for the outbound queue; `expected` is `sent` or the reason of its dead letter."""
 
     message_id: str
     to: str
@@ -38,10 +35,9 @@ class PlannedMessage(NamedTuple):
 
 
 class PlannedWebhook(NamedTuple):
-    """A webhook to order from the sandbox `orders` times; `marker` is part of the event's body.
+    """A webhook to request from the sandbox `orders` times; `marker` is part of its body.
 
-    `answers` are those that the bridge must give, `routing_keys` those of the events that must
-    come out.
+    `answers` are the expected answers of the bridge, `routing_keys` those of the expected events.
     """
 
     marker: str
@@ -54,7 +50,7 @@ class PlannedWebhook(NamedTuple):
 
 @dataclass(slots=True)
 class Observed:
-    """What has been observed so far, from outside of the bridge."""
+    """The observations so far, from outside the bridge."""
 
     published: int = 0
     accepted: list[str] = field(default_factory=list)
@@ -65,7 +61,7 @@ class Observed:
 
 
 class _Kind(NamedTuple):
-    """A kind of message: how many of a thousand, its end, its fault, its flaw, its expiry."""
+    """A kind of message: number per thousand, expected end, fault, error in the body, expiry."""
 
     share: int
     expected: str = SENT
@@ -83,7 +79,7 @@ def _fault(status: int, *, count: int | None = 1, **headers: str) -> dict[str, A
     return {"status": status, "count": count, "headers": named}
 
 
-# No fault accepts a message without an answer, so that a second acceptance is always an error.
+# No fault accepts a message unanswered, so a second acceptance is always an error.
 _KINDS: Final = (
     _Kind(4, "invalid", flaw=lambda _members: b"to=+491713920001&text=Hi"),
     _Kind(4, "invalid", flaw=_without_text),
@@ -139,7 +135,7 @@ def _event(marker: str, event: object, routing_key: str, *, orders: int = 1) -> 
 
 
 def _said_twice(marker: str) -> PlannedWebhook:
-    # Without an id it is no repeat: a person who answers YES twice has said it twice.
+    # Without an id it is not a repeat: a person may answer YES twice.
     event = {"type": "message.received", "data": {"from": _PHONES[1], "text": f"YES {marker}"}}
     return _event(marker, event, "message.received", orders=2)
 
@@ -149,7 +145,7 @@ def _delivery_event(marker: str) -> PlannedWebhook:
     return _event(marker, {"type": "message.delivered", "data": data}, "message.delivered")
 
 
-# How many of two hundred webhooks are of which kind; the others are replies.
+# The kinds of webhooks with their number per two hundred; the others are replies.
 _WEBHOOKS: Final[Mapping[Callable[[str], PlannedWebhook], int]] = {
     lambda marker: _reply(marker, forged=True): 20,
     lambda marker: _reply(marker, repeat=3): 10,
@@ -167,7 +163,7 @@ def plan_webhooks(count: int, *, run: str) -> list[PlannedWebhook]:
 
 
 def _mix(shares: Iterable[tuple[T, int]], whole: int, count: int, *, rest: T) -> list[T]:
-    """Give each its share of the count, at least one, fill up with `rest`, and shuffle."""
+    """Repeat each by its share of the count, at least once, add `rest`, and shuffle."""
     mixed = [each for each, n in shares for _ in range(max(1, round(n * count / whole)))]
     mixed += [rest] * (count - len(mixed))
     random.Random(count).shuffle(mixed)

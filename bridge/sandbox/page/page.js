@@ -251,11 +251,11 @@ function hintFor({ answers, forged }) {
   const url = state.about.webhook_url;
   if (forged && answers.includes(200)) return "A forged webhook was accepted: webhook.signature checks nothing.";
   if (answers.includes(null)) return `Nothing answered at ${url}. Is sms-bridge webhook running there?`;
-  if (!forged && answers.includes(401)) return "The signature was refused. The bridge's webhook.secrets and --webhook-secret have to be equal.";
+  if (!forged && answers.includes(401)) return "The signature was refused. webhook.secrets and --webhook-secret must be equal.";
   if (answers.includes(404)) return `The bridge has no such path. Compare webhook.path with ${url}.`;
   if (answers.includes(503)) return "The bridge could not publish it. Is RabbitMQ up? A service would try again.";
   const other = answers.find((status) => status >= 300 && !(forged && status === 401));
-  return other ? `${other} is not an answer of the bridge to a webhook. Does --webhook-url lead to it?` : null;
+  return other ? `${other} is not an answer that the bridge gives. Does --webhook-url point to it?` : null;
 }
 
 function describeFault({ mode, latency_seconds, headers, answer, status }) {
@@ -277,10 +277,10 @@ function outcomeOf({ status, seconds }) {
 }
 
 function describeTrouble({ fault, status, seconds }) {
-  if (fault === "accept_then_cut") return "was sent, and the connection cut: the bridge cannot know";
+  if (fault === "accept_then_cut") return "was sent, then cut: the bridge cannot know that it was sent";
   if (status !== null) return `was answered ${status}`;
   if (seconds === null) return fault === "hang" ? "hangs …" : "waits …";
-  return fault === "hang" ? "was left hanging until the bridge gave up" : "was cut unanswered";
+  return fault === "hang" ? "was not answered until the bridge gave up" : "was cut without an answer";
 }
 
 function previewOf(item) {
@@ -315,7 +315,7 @@ function drawPhones() {
   const query = state.query.trim();
   const asNumber = query.startsWith("+") ? query : `+${query}`;
   $("nothing-found").hidden = Boolean(shown.length) || !query;
-  $("nothing-found").textContent = `No number, sender or text has “${query}” in it.`;
+  $("nothing-found").textContent = `No number, sender or text contains “${query}”.`;
   $("write-from").hidden = !NUMBER.test(query) || state.phones.has(asNumber);
   $("write-from").textContent = `Write from ${asNumber}`;
   const { length } = state.messages;
@@ -622,7 +622,7 @@ function chooseFault() {
 async function orderFault(event) {
   event.preventDefault();
   if (await send("/sandbox/faults", readFault(), $("fault-note"))) {
-    $("fault-note").textContent = "Ordered: the next request that it applies to meets it.";
+    $("fault-note").textContent = "Added: it applies to the next matching request.";
     $("fault-note").classList.add("good");
   }
 }
@@ -698,11 +698,11 @@ function introduce() {
   const isGeneric = preset === "generic";
   $("preset").textContent = preset;
   $("configure-how").textContent = isGeneric
-    ? "In the bridge's config.yaml; every setting may be an environment variable, too:"
-    : "Take the settings that the sandbox printed at its start. They say, among others:";
+    ? "In the bridge's config.yaml, or in environment variables:"
+    : "Use the settings that the sandbox printed at its start, among them:";
   const lines = ["sms_api:", ...(isGeneric ? [] : [`  preset: ${preset}`]), `  base_url: ${location.origin}`,
-    `  key: ${has_key ? "what --key says" : "any-key"}`];
-  if (isGeneric) lines.push("webhook:", `  secrets: [${webhook_url ? "what --webhook-secret says" : "a-secret"}]`);
+    `  key: ${has_key ? "the value of --key" : "any-key"}`];
+  if (isGeneric) lines.push("webhook:", `  secrets: [${webhook_url ? "the value of --webhook-secret" : "a-secret"}]`);
   $("configure").textContent = lines.join("\n");
   $("wait-for").textContent = `curl '${location.origin}/sandbox/messages?to=491713920001&wait_seconds=30'`;
   $("no-requests").textContent = `The requests of the bridge's worker, POST ${path}, are listed here with headers, body and answer.`;

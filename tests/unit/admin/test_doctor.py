@@ -70,8 +70,8 @@ def _examine(monkeypatch: pytest.MonkeyPatch, **made: Check) -> list[Finding]:
     ("check", "text"),
     [
         (_hang, "did not answer in time"),
-        (_raise(BrokerError("it is away")), "could not be looked at: it is away"),
-        (_raise(KeyError("canary-number")), "could not be looked at: KeyError"),
+        (_raise(BrokerError("it is away")), "could not be checked: it is away"),
+        (_raise(KeyError("canary-number")), "could not be checked: KeyError"),
     ],
     ids=["hangs", "known", "bug"],
 )

@@ -147,7 +147,7 @@ def test_answers_may_be_given() -> None:
 @pytest.mark.parametrize("answer", ["", "sent", "600", "20", '{"status": 200}'])
 def test_what_is_no_answer_is_told(answer: str) -> None:
     settings = Settings.model_validate({"sms_api": {"base_url": "https://a", "key": "k"}})
-    with pytest.raises(ConfigError, match="--answer: must be a status and"):
+    with pytest.raises(ConfigError, match="--answer: must be a status, and"):
         render(settings, BODY, [answer])
 
 

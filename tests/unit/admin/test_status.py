@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 
 from bridge.admin import status
-from bridge.admin.admin_port import AdminPort, HealthReport, PauseFacts, WorkerFacts
+from bridge.admin.admin_port_client import AdminPort, HealthReport, PauseFacts, WorkerFacts
 from bridge.admin.status import (
     MAX_PORTS,
     BrokerReport,

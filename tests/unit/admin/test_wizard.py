@@ -116,7 +116,7 @@ def test_the_questions_use_the_words_of_the_service(preset: Preset) -> None:
     told = " ".join(explanation for explanation, _ in asked.values())
 
     for words in needed_settings(preset).values():
-        assert f"Of {preset}: {words}." in told
+        assert f"For {preset}: {words}." in told
     assert webhook_secret(preset) in asked["webhook-secret-file"][0]
     assert ("public-url" in asked) == (preset in SIGN_ADDRESS and preset not in UNSIGNED)
 
@@ -135,10 +135,10 @@ def test_services_without_a_signature_default_to_no_webhooks() -> None:
         ("image", "sms-bridge@sha256:12", "must look like"),
         ("broker", "amqp://localhost:5672/", "in a pod this is the pod itself"),
         ("broker", "amqp://[::1]:5672/", "in a pod this is the pod itself"),
-        ("broker", "amqp://rabbitmq/?heartbeat=3", "the chart takes no address"),
+        ("broker", "amqp://rabbitmq/?heartbeat=3", "the chart supports no query"),
         ("broker-secret-name", "My_Secret", "must be the name of a Secret"),
-        ("key-secret-name", "sk_live_1234", "the secret itself is never given here"),
-        ("webhook-secret-name", "name/a key", "the secret itself is never given here"),
+        ("key-secret-name", "sk_live_1234", "never give the secret itself here"),
+        ("webhook-secret-name", "name/a key", "never give the secret itself here"),
     ],
 )
 def test_a_wrong_answer_is_refused(name: str, value: str, why: str) -> None:

@@ -37,7 +37,7 @@ def test_all_that_is_missing_is_told_at_once() -> None:
         "--broker",
         "--base-url",
     ]
-    assert "Of infobip: the account's own address" in caught.value.faults[2]
+    assert "For infobip: the account's own address" in caught.value.faults[2]
     assert [fault.partition(": ")[0] for fault in on_host.value.faults] == [
         "rabbitmq.password_file",
         "--account",
@@ -51,14 +51,14 @@ def test_all_that_is_missing_is_told_at_once() -> None:
     ("given", "fault"),
     [
         ({"where": "moon"}, "--where: must be host or kubernetes"),
-        ({"broker": "amqp://u:p@h/"}, "--broker: must not hold a user or a password"),
-        ({"broker": "amqp://h/\x07"}, "--broker: holds a control character"),
-        ({"image": "x"}, "--image: does not belong to the other answers; leave it out"),
-        ({"account": "a"}, "--account: does not belong to the other answers; leave it out"),
+        ({"broker": "amqp://u:p@h/"}, "--broker: must not contain a user or a password"),
+        ({"broker": "amqp://h/\x07"}, "--broker: contains a control character"),
+        ({"image": "x"}, "--image: does not fit the other answers; leave it out"),
+        ({"account": "a"}, "--account: does not fit the other answers; leave it out"),
         ({"key-file": "/no/key"}, "sms_api.key_file: /no/key cannot be read"),
         (
             {"public-url": "https://a.example"},
-            "--public-url: does not belong to the other answers; leave it out",
+            "--public-url: does not fit the other answers; leave it out",
         ),
     ],
 )

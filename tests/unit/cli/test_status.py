@@ -5,7 +5,7 @@ from typing import Any, get_args
 
 import pytest
 
-from bridge.admin.admin_port import PauseFacts
+from bridge.admin.admin_port_client import PauseFacts
 from bridge.admin.status import (
     BrokerReport,
     DeadLettersReport,
@@ -125,10 +125,10 @@ def test_all_is_well() -> None:
     assert lines[0].endswith("Z  2 workers: 98.2 sent/s, 0.5 retried/s, 0.0 dead/s")
     assert lines[2:5] == [
         "QUEUE              WAITING  CONSUMERS",
-        "sms.outbound         1,204          2  oldest in hand: 1m",
+        "sms.outbound         1,204          2  oldest held: 1m",
         "sms.outbound.dead       31          0",
     ]
-    assert "on the retry ladder: 5s 12, 30s missing, urgent 5s 0" in lines
+    assert "in the retry queues: 5s 12, 30s missing, urgent 5s 0" in lines
     assert "dead letters since the workers started: refused 20, invalid 1" in lines
     assert lines[-6:] == [
         "WORKER         HELD  SENT/S  RETRY/S  DEAD/S  LAST  STATE",
@@ -186,15 +186,15 @@ def consumers(count: int) -> list[QueueReport]:
         (
             [ONE, worker("w", retry_after_seconds=12.0)],
             {},
-            "SLOWED DOWN  1 of 2 workers, by a 429 of the service, for 12s more",
+            "SLOWED DOWN  1 of 2 workers, after the service's 429, for another 12s",
         ),
         (
             [ONE, worker("w", outage_suspected=True)],
             {},
-            "OUTAGE SUSPECTED  1 of 2 workers, where request after request fails",
+            "OUTAGE SUSPECTED  by 1 of 2 workers: requests keep failing",
         ),
         (TWO, {"broker": NO_ANSWER}, "BROKER  no connection to rabbitmq:5672 (refused)"),
-        (TWO, {"broker": BrokerReport(fault=None, stores=False)}, "BROKER  takes no messages"),
+        (TWO, {"broker": BrokerReport(fault=None, stores=False)}, "BROKER  accepts no messages"),
         (
             [*TWO, ProcessReport(name="workers:9090", address="10.0.0.9:9090", fault="silent")],
             {},
@@ -211,7 +211,7 @@ def consumers(count: int) -> list[QueueReport]:
             "NOT SHOWN  1 of 2 workers that consume: name their admin ports with --admin",
         ),
         (TWO, {"queues": consumers(3)}, "NOT SHOWN  1 of 3 workers"),
-        ([], {"queues": consumers(0), "rates": None}, "NO WORKER  takes requests"),
+        ([], {"queues": consumers(0), "rates": None}, "NO WORKER  consumes requests"),
         (
             [worker("w", paused("lunch")), OTHER],
             {},
@@ -229,7 +229,7 @@ def test_faults(processes: list[ProcessReport], facts: dict[str, Any], fault: st
 def test_what_a_worker_saw_has_its_age() -> None:
     facts = {"broker": NO_ANSWER, "queues_from": "workers", "queues_at": ago(16)}
 
-    assert "QUEUE              WAITING  CONSUMERS  as a worker saw it 16s ago" in screen(
+    assert "QUEUE              WAITING  CONSUMERS  seen by a worker 16s ago" in screen(
         *TWO, **facts
     )
     # How many consumers there are now is not known.
@@ -249,7 +249,7 @@ def test_a_narrow_terminal() -> None:
     found = status(*TWO, is_paused_by_operator=True, paused_by_operator=note)
     lines = [line.text for line in format_status(found, 40)]
     wrong = [line.text for line in format_status(found, 40) if line.style == "red"]
-    ladder = next(at for at, line in enumerate(lines) if line.startswith("on the retry ladder"))
+    ladder = next(at for at, line in enumerate(lines) if line.startswith("in the retry queues"))
 
     assert max(map(len, [*wrong, *lines[ladder : ladder + 2]])) <= 40
     assert "wrong text" in " ".join(line.strip() for line in wrong)

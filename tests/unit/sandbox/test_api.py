@@ -271,7 +271,7 @@ async def test_messages_for_a_number_and_after_another(sandbox: httpx.AsyncClien
         ("to=me", 400, "to: must be + and 4 to 15 digits, the first not 0"),
         ("wait_seconds=61", 400, "wait_seconds: input should be less than or equal to 60"),
         ("wait_seconds=nan", 400, "wait_seconds: input should be a finite number"),
-        ("after=z", 404, "after: no message that is kept has this id"),
+        ("after=z", 404, "after: no message with this id is kept"),
     ],
 )
 async def test_a_query_that_cannot_be_answered_is_refused(
@@ -560,7 +560,7 @@ async def test_used_port_is_told(sandbox: httpx.AsyncClient) -> None:
     with pytest.raises(
         BridgeError, match=f"^--port: cannot listen on 127.0.0.1:{port}: it is in use"
     ):
-        await serve(create_app(), port=port)
+        await serve(create_app(), port=port, announce=print)
 
 
 @pytest.mark.parametrize(
@@ -620,20 +620,11 @@ async def test_json_with_a_charset_is_taken(sandbox: httpx.AsyncClient) -> None:
     assert answer.status_code == 200
 
 
-STANDALONE = """
-import asyncio, uvloop
-from bridge.sandbox.api import create_app
-from bridge.sandbox.server import serve
-with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-    runner.run(serve(create_app(), port=0))
-"""
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_signal_stops_it_while_requests_hang(number: signal.Signals) -> None:
     """A signal ends the process cleanly and soon, hanging and half-sent requests too."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", STANDALONE),
+        *(sys.executable, "-m", "bridge", "sandbox", "--port", "0"),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )

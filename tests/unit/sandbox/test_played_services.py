@@ -111,7 +111,7 @@ async def test_a_fault_can_be_an_answer_of_the_service(play: Play) -> None:
     ("fault", "error"),
     [
         ({"answer": "no such thing"}, "1.answer: is unknown; there are: queued (sent); "),
-        ({"answer": "20429", "status": 500}, "1: answer brings a status along; leave status out"),
+        ({"answer": "20429", "status": 500}, "1: answer implies a status; leave status out"),
     ],
 )
 async def test_an_unknown_answer_lists_what_there_is(
@@ -172,8 +172,8 @@ async def test_the_front_page_names_the_path(play: Play) -> None:
 @pytest.mark.parametrize(
     ("receipt", "status", "error"),
     [
-        ({"to": "+15550199"}, 404, "id, to: no such message was taken"),
-        ({"id": "SM1"}, 404, "id, to: no such message was taken"),
+        ({"to": "+15550199"}, 404, "id, to: there is no such message"),
+        ({"id": "SM1"}, 404, "id, to: there is no such message"),
         ({"delivery": "lost"}, 400, "delivery: input should be 'delivered', 'failed' or 'pending'"),
         ({"to": "+15550100"}, 409, "Start the sandbox with --webhook-url"),
     ],
@@ -198,4 +198,4 @@ async def test_the_generic_service_has_no_receipts(play: Play) -> None:
     refused = await generic.post("/sandbox/receipts", json={})
 
     assert refused.status_code == 400
-    assert refused.json()["error"].startswith("delivery: the service has no documented receipt")
+    assert refused.json()["error"].startswith("delivery: the service documents no receipt")

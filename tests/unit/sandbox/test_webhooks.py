@@ -85,7 +85,7 @@ def test_a_message_without_a_key_has_none_in_its_receipt(preset: Preset) -> None
 def test_a_service_sends_no_receipt_that_is_not_documented() -> None:
     """Of the generic service no delivery event is known."""
     with pytest.raises(
-        ValueError, match=r"^the service has no documented receipt that says failed"
+        ValueError, match=r"^the service documents no receipt for failed"
     ):
         write_receipt("generic", MESSAGE, "failed")
 
@@ -149,13 +149,13 @@ def test_the_users_secret_is_used_and_not_shown(preset: Preset) -> None:
     shown = [one.current for one in endpoint.secrets]
     endpoint.keys = [secret.encode()]
 
-    assert shown == ["what --webhook-secret says"]
+    assert shown == ["the value of --webhook-secret"]
     assert check(endpoint, signer, event).key_index == 0
 
 
 def test_a_public_key_cannot_be_signed_with() -> None:
     """Telnyx has the private key alone, so that the sandbox makes a pair of its own."""
-    with pytest.raises(ConfigError, match=r"^--webhook-secret: telnyx signs with a pair of keys"):
+    with pytest.raises(ConfigError, match=r"^--webhook-secret: telnyx signs with a key pair"):
         Signer("telnyx", URL, "a-secret")
 
 
@@ -174,12 +174,12 @@ def test_secrets_of_the_user_are_not_printed() -> None:
     text = Signer("twilio", URL, "the-users-secret").settings_to_copy(SANDBOX_URL, has_key=True)
     settings = yaml.safe_load(text)
 
-    assert settings["sms_api"]["key"] == "what --key says"
+    assert settings["sms_api"]["key"] == "the value of --key"
     assert settings["webhook"]["endpoints"] == [
         {
             "path": "/webhooks/it",
             "preset": "twilio",
             "public_url": URL,
-            "secrets": ["what --webhook-secret says"],
+            "secrets": ["the value of --webhook-secret"],
         }
     ]

@@ -18,7 +18,7 @@ DAY_SECONDS = 86400
 
 @pytest.mark.parametrize(
     ("days", "result", "text"),
-    [(13.9, "warn", "ends in 13 days"), (14.1, "ok", "valid until"), (-1, "warn", "in 0 days")],
+    [(13.9, "warn", "expires in 13 days"), (14.1, "ok", "valid until"), (-1, "warn", "in 0 days")],
 )
 def test_a_certificate_that_ends_soon_is_a_warning(
     monkeypatch: pytest.MonkeyPatch, days: float, result: str, text: str

@@ -15,7 +15,7 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from bridge.http.admin import LIMITS, Health, admin_handler
+from bridge.http.admin_port import LIMITS, Health, admin_handler
 from bridge.http.listener import Listener
 from bridge.http.messages import Request
 from bridge.telemetry.metrics import BridgeMetrics, new_registry
@@ -179,7 +179,7 @@ async def test_event_loop_that_wakes_no_timer_is_not_alive(
     admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """/livez is 503 once no timer was woken for 10 s, and 200 again after the next one."""
-    monkeypatch.setattr("bridge.http.admin.BEAT_SECONDS", 0.001)
+    monkeypatch.setattr("bridge.http.admin_port.BEAT_SECONDS", 0.001)
     answers = []
     for seconds in (9.9, 0.1):
         admin.clock.now += seconds
@@ -199,7 +199,7 @@ async def test_lag_of_the_event_loop_is_measured(
     admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The event loop is watched: each beat is one observation of how late it is."""
-    monkeypatch.setattr("bridge.http.admin.BEAT_SECONDS", 0.001)
+    monkeypatch.setattr("bridge.http.admin_port.BEAT_SECONDS", 0.001)
     beating = asyncio.create_task(admin.health.beat())
     await admin.until_beats(2)
     beating.cancel()

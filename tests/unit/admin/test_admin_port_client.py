@@ -1,4 +1,4 @@
-"""Where admin ports are, and what is believed of whoever answers there."""
+"""The addresses of admin ports, the answers that are believed, and the pauses they report."""
 
 import asyncio
 import json
@@ -6,24 +6,29 @@ import re
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import get_args
 
 import pytest
 
-from bridge.admin import admin_port
-from bridge.admin.admin_port import (
+from bridge.admin import admin_port_client
+from bridge.admin.admin_port_client import (
     AdminPort,
     HealthReport,
     PauseFacts,
     addresses_of,
+    explain_local_pause,
+    explain_pause,
     local_port,
     open_client,
     parse_admin_port,
     read_health,
     read_metrics,
+    read_worker,
 )
-from bridge.config import AdminSettings
+from bridge.config import AdminSettings, Settings
 from bridge.errors import BridgeError
 from bridge.topology.paused_queue import Note
+from bridge.worker.fates import PauseReason
 
 
 @pytest.mark.parametrize(
@@ -94,14 +99,17 @@ async def test_a_name_that_nobody_knows() -> None:
 
 
 @asynccontextmanager
-async def answering(answer: bytes) -> AsyncIterator[AdminPort]:
+async def answering(answer: bytes | None, host: str = "127.0.0.1") -> AsyncIterator[AdminPort]:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(answer)
+        if answer is None:
+            await reader.read()
+        else:
+            writer.write(answer)
         writer.close()
 
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-        yield AdminPort("127.0.0.1", server.sockets[0].getsockname()[1])
+    async with await asyncio.start_server(serve, host, 0) as server:
+        yield AdminPort(host, server.sockets[0].getsockname()[1])
 
 
 def http(body: bytes, status: str = "200 OK") -> bytes:
@@ -163,7 +171,7 @@ async def test_words_that_pause_would_refuse() -> None:
 
 
 async def test_an_endless_answer_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admin_port, "MAX_ANSWER_BYTES", 1000)
+    monkeypatch.setattr(admin_port_client, "MAX_ANSWER_BYTES", 1000)
     async with answering(http(b"#" * 1001)) as port, open_client() as client:
         with pytest.raises(BridgeError, match="another program"):
             await read_metrics(client, port)
@@ -183,3 +191,60 @@ async def test_nobody_listens() -> None:
     async with open_client() as client:
         with pytest.raises(BridgeError, match=re.escape("no connection")):
             await read_health(client, port)
+
+
+# The worker on this computer
+
+
+async def read_local(answer: bytes | None, host: str = "127.0.0.1") -> PauseFacts | str:
+    async with answering(answer, host) as port:
+        admin = {"host": {"127.0.0.1": "0.0.0.0"}.get(host, host), "port": port.port}
+        settings = Settings.model_validate({"admin": admin, "worker": {"queue": "q"}})
+        worker = await read_worker(settings)
+    return "no worker" if worker is None else worker.deciding_pause or "not paused"
+
+
+@pytest.mark.parametrize(
+    ("body", "host", "found"),
+    [
+        (page(paused="outage"), "127.0.0.1", PauseFacts(reason="outage")),
+        (page(paused="outage"), "::1", PauseFacts(reason="outage")),
+        (page(), "127.0.0.1", "not paused"),
+        (page(queue="another", paused="outage"), "127.0.0.1", "no worker"),
+        (b'{"status": "ok", "checks": {}}', "127.0.0.1", "no worker"),
+        (b"[]", "127.0.0.1", "no worker"),
+    ],
+    ids=["paused", "ipv6", "not-paused", "another-queue", "no-worker", "stranger"],
+)
+async def test_the_local_worker(body: bytes, host: str, found: PauseFacts | str) -> None:
+    assert await read_local(http(body), host) == found
+
+
+async def test_silence_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin_port_client, "ANSWER_SECONDS", 0.5)
+
+    assert await read_local(None) == "no worker"
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        ("nacked", "refuses messages for q.dead: it is full"),
+        ("returned", "there is no queue q.dead"),
+        ("timeout", "confirms no message in q.dead"),
+        ("error", "before RabbitMQ stored a message in q.dead"),
+    ],
+)
+def test_the_queue_that_refuses_is_named(fault: str, text: str) -> None:
+    pause = PauseFacts(reason="broker_blocked", queue="q.dead", fault=fault)
+
+    assert text in explain_pause(pause)[0]
+
+
+@pytest.mark.parametrize("reason", get_args(PauseReason))
+def test_every_reason_is_explained(reason: PauseReason) -> None:
+    text, remedy = explain_local_pause(PauseFacts(reason=reason))
+
+    assert text.startswith(f"the worker on this computer is paused ({reason}): ")
+    assert "later version" not in text
+    assert remedy

@@ -1,23 +1,27 @@
-"""Client of the admin ports of running roles: addresses, /readyz and /metrics."""
+"""Client of the admin ports of running roles, whose server is `bridge.http.admin_port`.
+
+It resolves addresses, reads /readyz and /metrics, and explains the pauses of workers.
+"""
 
 import asyncio
 import json
 import re
 import socket
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import httpx
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
 
-from bridge.config import AdminSettings
+from bridge.config import AdminSettings, Settings
 from bridge.deadline import Deadline
 from bridge.errors import BridgeError
 from bridge.telemetry.scrape import Scrape
 from bridge.topology.paused_queue import Note, read_body
 
 ANSWER_SECONDS: Final = 2.0
-# Far above a worker's /metrics, which has less than 100 kB.
+# Far above the size of a worker's /metrics, which is less than 100 kB.
 MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
 # Where to reach a role that listens on every address.
 _LOOPBACK: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
@@ -63,15 +67,15 @@ def parse_admin_port(text: str, default_port: int) -> AdminPort:
 async def addresses_of(name: AdminPort) -> list[AdminPort]:
     """Return all addresses of a name, such as that of a headless service.
 
-    IPv4 addresses, or IPv6 if there are none, so that a process with both is asked once. Raises
-    BridgeError with the reason if there is none.
+    Returns IPv6 addresses only if there are no IPv4 ones, because a process may have both. Raises
+    BridgeError if there are none.
     """
     loop = asyncio.get_running_loop()
     try:
         async with Deadline(ANSWER_SECONDS):
             found = await loop.getaddrinfo(name.host, name.port, type=socket.SOCK_STREAM)
     except TimeoutError:
-        raise BridgeError(f"the name is not looked up within {ANSWER_SECONDS:g} s") from None
+        raise BridgeError(f"the name was not resolved within {ANSWER_SECONDS:g} s") from None
     except (OSError, UnicodeError):
         raise BridgeError("the name has no address") from None
     hosts = {family: set[str]() for family in (socket.AF_INET, socket.AF_INET6)}
@@ -89,10 +93,10 @@ def _read_note(content: object) -> Note | None:
     return read_body(json.dumps(content).encode())
 
 
-# A word of a closed set; a later version may have more words.
+# A word of a closed set, which may be longer in a later version.
 _Word = Annotated[str, Field(pattern=r"^[a-z][a-z_]{0,39}$")]
 _MOMENT: Final = r"^(19[7-9]|[2-9]\d\d)\d-\d\d-\d\dT\d\d:\d\d:\d\dZ$"
-# Ten years: the most that a service may ask for.
+# Ten years, the longest wait that a service may request.
 _MOST_SECONDS: Final = 10 * 366 * 86400
 
 
@@ -104,8 +108,8 @@ def _checked_moment(text: str) -> str:
 class PauseFacts(BaseModel):
     """One pause of a worker.
 
-    `status` and `code` are the service's answer that began it. `queue` and `fault`: where RabbitMQ
-    does not store a copy, and how it refuses.
+    `status` and `code` are from the service's answer that caused it. `queue` and `fault` name the
+    queue in which RabbitMQ stores no copy, and how it refuses.
     """
 
     reason: _Word
@@ -117,7 +121,7 @@ class PauseFacts(BaseModel):
 
 
 class WorkerFacts(BaseModel):
-    """A worker's own facts. `paused` names the pause that decides."""
+    """The state of a worker. `paused` is the reason of the pause that stops it now."""
 
     queue: Annotated[str, Field(max_length=255)]
     paused: _Word | None = None
@@ -145,7 +149,7 @@ class RefusedEndpoint(BaseModel):
 
 
 class WebhookFacts(BaseModel):
-    """A webhook receiver's own facts."""
+    """The state of a webhook receiver."""
 
     refused: Annotated[tuple[RefusedEndpoint, ...], Field(max_length=51)] = ()
 
@@ -163,13 +167,13 @@ Client = httpx.AsyncClient
 
 
 def open_client() -> Client:
-    """Open the HTTP client for admin ports; the caller bounds how many it asks at once."""
+    """Open the HTTP client for admin ports; the caller limits the number of requests."""
     limits = httpx.Limits(max_connections=None)
     return Client(trust_env=False, timeout=ANSWER_SECONDS, limits=limits)
 
 
 async def read_health(client: Client, port: AdminPort) -> HealthReport:
-    """Read /readyz; raise BridgeError if nothing answers, or another program."""
+    """Read /readyz; raise BridgeError if there is no answer, or one of another program."""
     try:
         return HealthReport.model_validate_json(await _read(client, port, "/readyz"))
     except ValidationError:
@@ -205,3 +209,83 @@ async def _read(client: Client, port: AdminPort, page: str) -> bytes:
     except (httpx.HTTPError, httpx.InvalidURL):
         raise BridgeError(STRANGER) from None
     return bytes(body)
+
+
+# The worker on this computer, and what its pause means
+
+UNKNOWN: Final = (
+    "no worker answers on this computer; each worker's /readyz says whether it is paused"
+)
+_ALARMS: Final = "look at rabbitmq-diagnostics check_local_alarms"
+_BY_ITSELF: Final = "the worker resumes by itself"
+# By the reason of a pause: its cause and its remedy.
+_MEANINGS: Final[Mapping[str, tuple[str, str]]] = {
+    "credentials_rejected": (
+        "the SMS API or a proxy refuses the key",
+        "replace the key in sms_api.key_file or sms_api.key, or correct the account",
+    ),
+    "insufficient_funds": ("the account at the SMS service has no credit", "top up the account"),
+    "misconfigured": (
+        "the SMS API is at another address, or rejects a setting in sms_api",
+        (
+            "correct sms_api.base_url, or the setting that the service's code is about (the log "
+            "line `paused` has it); add a code about single numbers to sms_api.response.errors"
+        ),
+    ),
+    "tls_failed": (
+        "TLS with the SMS API fails, or its certificate is not trusted",
+        "check sms_api.ca_file and the API's certificate",
+    ),
+    "outage": ("the SMS API fails for every message", f"{_BY_ITSELF} when it recovers"),
+    "rate_limited": ("the SMS API asked for a long wait", f"{_BY_ITSELF} afterwards"),
+    "operator": ("somebody ran `sms-bridge pause`", "`sms-bridge resume` ends it"),
+}
+# `broker_blocked`, by how RabbitMQ refuses to store a copy in a queue.
+_REFUSALS: Final[Mapping[str | None, tuple[str, str]]] = {
+    "nacked": (
+        "RabbitMQ refuses messages for {queue}: it is full, or has no majority of nodes",
+        (
+            "raise its limit (rabbitmqctl list_queues name messages policy arguments) or empty it, "
+            "dead letters with `sms-bridge dlq`; or rabbitmq-queues quorum_status {queue}"
+        ),
+    ),
+    "returned": ("there is no queue {queue}", "`sms-bridge topology declare` makes it"),
+    "error": (
+        "the connection ended before RabbitMQ stored a message in {queue}",
+        "the worker connects again by itself; its log says why",
+    ),
+}
+_UNCONFIRMED: Final = (
+    "RabbitMQ confirms no message in {queue}",
+    f"{_ALARMS}; or rabbitmq-queues quorum_status {{queue}}",
+)
+
+
+async def read_worker(settings: Settings) -> WorkerFacts | None:
+    """Read the state of the worker on this computer; None if none of `worker.queue` answers.
+
+    RabbitMQ cannot tell a paused worker from a missing consumer.
+    """
+    try:
+        async with open_client() as client:
+            worker = (await read_health(client, local_port(settings.admin))).worker
+    except BridgeError:
+        return None
+    return worker if worker is not None and worker.queue == settings.worker.queue else None
+
+
+def explain_pause(pause: PauseFacts) -> tuple[str, str]:
+    """Return the cause of a pause, and the remedy."""
+    if pause.reason != "broker_blocked":
+        unknown = ("a later version of the bridge has this reason", "look at the worker's log")
+        return _MEANINGS.get(pause.reason, unknown)
+    if pause.queue is None:
+        return "RabbitMQ stores no messages", _ALARMS
+    cause, remedy = _REFUSALS.get(pause.fault, _UNCONFIRMED)
+    return cause.format(queue=pause.queue), remedy.format(queue=pause.queue)
+
+
+def explain_local_pause(pause: PauseFacts) -> tuple[str, str]:
+    """Return why the worker on this computer is paused, and the remedy."""
+    cause, remedy = explain_pause(pause)
+    return f"the worker on this computer is paused ({pause.reason}): {cause}", remedy
