@@ -56,7 +56,7 @@ class CopyPublisher:
                 return
             why = await self._why_not_stored(error)
             raise BrokerError(
-                f"queue {queue}: a copy is not stored: {why}; nothing was taken or lost; "
+                f"queue {queue}: a copy is not stored: {why}; nothing was taken, nothing is lost; "
                 "fix it and run this again"
             ) from None
 

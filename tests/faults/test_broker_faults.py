@@ -209,7 +209,7 @@ async def _each_command_names(live: Live, bench: Bench, queue: str) -> None:
     findings = await examine(settings, ["worker"], management="http://127.0.0.1:9")
     said = [one.text for one in findings if one.subject == "worker"]
     for text in (lines, *said):
-        assert f"RabbitMQ refuses to store in {queue}: it is full" in text
+        assert f"RabbitMQ refuses messages for {queue}: it is full" in text
         assert "check_local_alarms" not in text
     assert len(said) == 1
 

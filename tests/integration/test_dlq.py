@@ -195,7 +195,7 @@ async def test_a_list_tells_letters_with_one_id(graveyard: Graveyard) -> None:
     some = await run_program("dlq", "list", "--limit", "2", settings=graveyard.values)
 
     assert [row.split()[6] for row in result.stdout.decode().splitlines()[1:]] == [*ids, ids[0]]
-    assert b"1 of them repeats an id" in result.stderr
+    assert b"1 of them repeats the id of another" in result.stderr
     assert b"repeat" not in some.stderr
 
 
@@ -221,8 +221,8 @@ async def test_a_queue_that_is_not_there_is_named(amqp_url: str, command: tuple[
 
     assert (result.returncode, result.stdout) == (1, b"")
     assert result.stderr.decode() == (
-        f"sms-bridge: queue {settings['worker.queue']}.dead: there is none; is worker.queue right? "
-        "A worker makes it when it starts, or `sms-bridge topology declare` does\n"
+        f"sms-bridge: queue {settings['worker.queue']}.dead: does not exist; check worker.queue; "
+        "a worker declares it when it starts, and so does `sms-bridge topology declare`\n"
     )
 
 
@@ -242,7 +242,7 @@ async def test_a_missing_permission_is_told_before_anything(
     assert (result.returncode, result.stdout) == (1, b"")
     assert result.stderr.decode() == (
         f"sms-bridge: queue {queue}.dead: no permission to read; grant it with rabbitmqctl "
-        "set_permissions, or name a user that may in rabbitmq.username\n"
+        "set_permissions, or set rabbitmq.username to a user with this permission\n"
     )
 
 
@@ -446,7 +446,7 @@ async def test_a_letter_that_is_there_twice_is_replayed_once(graveyard: Graveyar
     assert (asked.returncode, done.returncode) == (0, 0)
     for output, verb in ((asked.stdout, b"would replay 2"), (done.stdout, b"replayed 2\n")):
         assert verb in output
-        assert b"with the id of one that is replayed: 1;" in output
+        assert b"skipped, same id as a replayed letter: 1;" in output
         assert b"--include-repeats" in output
         assert (b"dlq discard" in output) == (output is done.stdout)
     assert [message.message_id for message in sent] == [first, other]

@@ -30,7 +30,7 @@ def test_a_person_is_led_to_a_configuration(
         person.wait_for("must be host or kubernetes")
         person.type("host or kubernetes [host]: ", "\n")
         person.type("Address [amqp://localhost:5672/]: ", f"{url}\n")
-        person.wait_for("must not hold a user or a password")
+        person.wait_for("must not contain a user or a password")
         person.type("Address [amqp://localhost:5672/]: ", f"{url.with_user(None)}\n")
         person.type("User: ", f"{url.user}\n")
         person.type("File with the password", "\n")
@@ -151,4 +151,4 @@ async def test_only_a_host_can_be_tried(tmp_path: Path) -> None:
     done = await run_program("init", "--where=kubernetes", "--check", f"--output={tmp_path}/v.yaml")
 
     assert done.returncode == 2
-    assert done.stderr.startswith(b"sms-bridge: --check: is for --where host; ")
+    assert done.stderr.startswith(b"sms-bridge: --check: needs --where host; ")

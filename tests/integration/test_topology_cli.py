@@ -82,7 +82,7 @@ async def test_declare_makes_what_is_missing(
     missing = [one["entity"].split()[0] for one in json.loads(partly.stdout)]
 
     assert (worker.returncode, partly.returncode) == (0, 1)
-    assert worker.stdout.decode().count("there is queue") == 7
+    assert worker.stdout.decode().count("exists: queue") == 7
     assert missing == ["exchange", "queue", "binding"]
 
 

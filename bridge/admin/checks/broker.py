@@ -359,7 +359,8 @@ async def _judge_consumers(
     if not sizes.consumers:
         text = f"it has no consumer, so {what_happens}; {sizes.ready} messages waiting"
         return [Finding(subject, "warn", text, fix)]
-    text = f"{sizes.consumers} consumers, {sizes.ready} messages waiting"
+    consumers = "1 consumer" if sizes.consumers == 1 else f"{sizes.consumers} consumers"
+    text = f"{consumers}, {sizes.ready} messages waiting"
     if many is not None and sizes.ready >= many:
         fix = "look at the log of the subscriber; start more subscribers if it is only slow"
         return [Finding(subject, "warn", f"{text}: they are too slow, or stuck", fix)]

@@ -84,9 +84,7 @@ def test_a_message_without_a_key_has_none_in_its_receipt(preset: Preset) -> None
 
 def test_a_service_sends_no_receipt_that_is_not_documented() -> None:
     """Of the generic service no delivery event is known."""
-    with pytest.raises(
-        ValueError, match=r"^the service documents no receipt for failed"
-    ):
+    with pytest.raises(ValueError, match=r"^the service documents no receipt for failed"):
         write_receipt("generic", MESSAGE, "failed")
 
 
