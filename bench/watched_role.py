@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 import uvloop
 
 from bridge import __main__, credentials
-from bridge.http import admin
+from bridge.http import admin_port
 
 TICK_SECONDS: Final = 0.001
 # Shorter ones are a timer's own, or a few messages handled together.
@@ -34,7 +34,7 @@ NOTED_SECONDS: Final = 0.003
 LOOK_SECONDS: Final = 0.002
 KEPT: Final = 200
 _Ranked = tuple[float, float, dict[str, Any]]
-BRIDGE: Final = f"{Path(admin.__file__).parents[1]}{os.sep}"
+BRIDGE: Final = f"{Path(admin_port.__file__).parents[1]}{os.sep}"
 
 
 class Longest:
@@ -168,7 +168,7 @@ def main() -> None:
         loop = new_event_loop()
         watch = Watch(loop)
         watches.append(watch)
-        admin._write_part = watch.timed("scrape", admin._write_part)
+        admin_port._write_part = watch.timed("scrape", admin_port._write_part)
         reread = watch.timed("secrets", credentials.Secrets.reread)
         credentials.Secrets.reread = reread  # type: ignore[method-assign]
         return loop
