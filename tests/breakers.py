@@ -14,7 +14,7 @@ from bridge.worker.metrics import WorkerMetrics
 from bridge.worker.pauses import PauseReport, WakeUp, WorkerPauses
 from bridge.worker.service.account import Account
 from bridge.worker.service.breaker import CircuitBreaker, Cluster, News
-from bridge.worker.service.breaker_states import Breaker
+from bridge.worker.service.breaker_states import ServiceState
 from bridge.worker.service.sender import Sender
 
 
@@ -24,7 +24,7 @@ class Alone:
     others = 0
     is_probing = False
 
-    def publish(self, news: News, state: Breaker) -> None:
+    def publish(self, news: News, state: ServiceState) -> None:
         """Tell nobody."""
 
     def publish_closed(self, reason: PauseReason) -> None:
@@ -84,5 +84,5 @@ class Parts:
 
 
 def open_breaker(breaker: CircuitBreaker, reason: PauseReason) -> None:
-    """Open a breaker, as if another worker had found the reason."""
+    """Trip a breaker, as if another worker had found the reason."""
     breaker.peer_opened(reason, breaker.state.counted_since)

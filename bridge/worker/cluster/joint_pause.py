@@ -28,7 +28,7 @@ from bridge.worker.cluster.membership import ACTIVE, Membership, Part, Silence
 from bridge.worker.cluster.messages import BreakerState, Message, Resumed, WorkerState
 from bridge.worker.fates import PauseReason
 from bridge.worker.service.breaker import CircuitBreaker, News
-from bridge.worker.service.breaker_states import Breaker
+from bridge.worker.service.breaker_states import ServiceState
 
 log = Log(__name__)
 
@@ -114,7 +114,7 @@ class JointPause:
 
     # This worker's breaker
 
-    def publish(self, news: News, state: Breaker) -> None:
+    def publish(self, news: News, state: ServiceState) -> None:
         """Publish a change of this worker's breaker, and elect the prober anew."""
         if news == "opened":
             self._found_here = True
@@ -135,9 +135,9 @@ class JointPause:
             self.membership.publish(WorkerState(resumed=Resumed(setup=self._setup, reason=reason)))
         self._forget_pause()
 
-    def describe(self, state: Breaker) -> BreakerState:
+    def describe(self, state: ServiceState) -> BreakerState:
         """Return this worker's breaker as it is published; a fault of its own is left out."""
-        opened, now = state.open, self._clock()
+        opened, now = state.trip, self._clock()
         wait = state.retry_after
         if opened is None or self._is_own_fault:
             asked = max(0.0, wait.asked_until - now)
@@ -176,12 +176,12 @@ class JointPause:
         for peer in self.membership.peers.values():
             peer.breaker = None
 
-    def _elect(self, state: Breaker, *, is_due: bool = False) -> None:
+    def _elect(self, state: ServiceState, *, is_due: bool = False) -> None:
         """Elect the prober; this worker begins to probe if `is_due` and nobody else probes."""
         own, before = self.membership.worker_id, self._prober
         probing: list[tuple[int, str]] = []
         waiting: list[tuple[int, str]] = []
-        if state.open is not None and not self._is_own_fault:
+        if state.trip is not None and not self._is_own_fault:
             heard = self.membership.others(PROBING)
             for worker_id in self.membership.others(ACTIVE):
                 told = self.membership.peers[worker_id].breaker
@@ -226,7 +226,7 @@ class JointPause:
         """Apply a peer's state to this worker's breaker."""
         told, resumed = message.breaker, message.resumed
         if resumed is not None and resumed.setup == self._setup:
-            opened = breaker.state.open
+            opened = breaker.state.trip
             if opened is not None and opened.reason == resumed.reason:
                 self._end(breaker)
         if told is None:
@@ -256,7 +256,7 @@ class JointPause:
     ) -> None:
         """Join a pause unless this worker has evidence against it; keep the prober's intervals."""
         state, now = breaker.state, self._clock()
-        if state.open is None:
+        if state.trip is None:
             accepted = state.accepted_at
             is_to_follow = accepted is None or now - accepted >= told.unaccepted_seconds
             # A worker that joins late does not come first.

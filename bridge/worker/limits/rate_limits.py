@@ -17,7 +17,7 @@ from typing import Final
 
 from bridge.config import RateLimitSettings
 from bridge.worker.delivery import MAX_HOLD_SECONDS, Waits
-from bridge.worker.limits.slots import Slots
+from bridge.worker.limits.capacity import Slots
 from bridge.worker.metrics import WorkerMetrics
 
 # Slow start after an outage: the initial rate, and how long it doubles every second.

@@ -78,7 +78,7 @@ class Account:
     def most_held(self) -> int:
         """Return the current prefetch: enough to send, or for a probe while the breaker is open."""
         self.breaker.end_passed_wait()
-        if self.breaker.open is not None:
+        if self.breaker.trip is not None:
             return self.breaker.probes_wanted
         return self.rates.most_held(self._capacity.most_held)
 
@@ -210,7 +210,7 @@ class Account:
                     request.sender,
                     request_number=number,
                     is_known=delivery.envelope.put_off_for == "singled_out",
-                    opened=breaker.open,
+                    trip=breaker.trip,
                 )
                 if self._capacity.until_ack and answer.may_be_sent:
                     delivery.give_slot_back = slot.keep()

@@ -21,7 +21,7 @@ from bridge.worker.limits.rate_limits import RateLimits
 from bridge.worker.outcomes import Dead, Outcome, Policy, Retried, decide, put_off, put_off_for
 from bridge.worker.pauses import PauseReport, WakeUp
 from bridge.worker.request import SendRequest
-from bridge.worker.service.breaker_states import OUTAGE_REQUESTS, Breaker, Open, Rank, State
+from bridge.worker.service.breaker_states import OUTAGE_REQUESTS, Phase, Rank, ServiceState, Trip
 from bridge.worker.service.failure_classifier import FailureClassifier
 from bridge.worker.service.retry_after import SenderRetryAfter
 
@@ -50,7 +50,7 @@ class Cluster(Protocol):
     def is_probing(self) -> bool:
         """Whether another worker sends the probe, so that this one does not."""
 
-    def publish(self, news: News, state: Breaker) -> None:
+    def publish(self, news: News, state: ServiceState) -> None:
         """Publish this worker's findings, or that it stops consuming."""
 
     def publish_closed(self, reason: PauseReason) -> None:
@@ -91,7 +91,7 @@ class CircuitBreaker:
         self._clock = clock
         self._chance = chance
         self._sender_waits = SenderRetryAfter()
-        self._breaker = Breaker(settings.outage_after, counted_since=clock())
+        self._breaker = ServiceState(settings.outage_after, counted_since=clock())
         # Copies of values that are read for each message, because reading the state takes longer.
         self._accepted_at: float | None = None
         self._is_calm = True
@@ -102,26 +102,26 @@ class CircuitBreaker:
     # The state
 
     @property
-    def state(self) -> Breaker:
+    def state(self) -> ServiceState:
         """The current state, including the last acceptance."""
         if self._breaker.accepted_at != self._accepted_at:
             self._breaker = self._breaker._replace(accepted_at=self._accepted_at)
         return self._breaker
 
     @property
-    def open(self) -> Open | None:
+    def trip(self) -> Trip | None:
         """Why it is open, and its probe; None if it is closed."""
-        return self._breaker.open
+        return self._breaker.trip
 
     @property
     def paused(self) -> PauseReason | None:
         """Why it is open; None if it is closed."""
-        return None if self._breaker.open is None else self._breaker.open.reason
+        return None if self._breaker.trip is None else self._breaker.trip.reason
 
     @property
     def is_outage_suspected(self) -> bool:
         """Whether enough requests have failed in a row that an outage is likely."""
-        return self._breaker.state_at(self._clock()) is State.SUSPECTED
+        return self._breaker.phase_at(self._clock()) is Phase.SUSPECTED
 
     @property
     def retry_after_seconds(self) -> float:
@@ -145,12 +145,12 @@ class CircuitBreaker:
     def _is_told_to_wait(self) -> bool:
         # The clock is read only if there was a wait.
         ends_at = self._retry_after_ends_at
-        return ends_at > 0.0 and self._breaker.open is None and ends_at > self._clock()
+        return ends_at > 0.0 and self._breaker.trip is None and ends_at > self._clock()
 
     def admits(self, key: str) -> bool:
         """Whether a message that was allowed may still be sent."""
-        opened = self._breaker.open
-        return not self._is_told_to_wait if opened is None else opened.probe == key
+        trip = self._breaker.trip
+        return not self._is_told_to_wait if trip is None else trip.probe == key
 
     def check(self, delivery: Delivery, request: SendRequest) -> Retried | Wait | None:
         """Return None if a message may be sent now, else whether it waits here or leaves.
@@ -164,8 +164,8 @@ class CircuitBreaker:
         self._become(self.state.after_check(self._clock(), self._chance()))
         envelope = delivery.envelope
         has_failed = envelope.attempts > 0 or envelope.uncertain_attempts > 0
-        if self._breaker.open is not None:
-            return self._check_probe(self._breaker.open, envelope, request.to, has_failed)
+        if self._breaker.trip is not None:
+            return self._check_probe(self._breaker.trip, envelope, request.to, has_failed)
         if has_failed and self._holds_back(envelope):
             return self._postpone(0.0)
         return self._check_retry_after(delivery, request)
@@ -181,8 +181,8 @@ class CircuitBreaker:
         return put_off("rate_limited", self._policy, detail=detail, wait_seconds=seconds)
 
     def _postpone(self, seconds: float) -> Retried:
-        opened = self._breaker.open
-        why = "an outage is suspected" if opened is None else opened.reason
+        trip = self._breaker.trip
+        why = "an outage is suspected" if trip is None else trip.reason
         detail = f"the worker is paused: {why}"
         return put_off("paused", self._policy, detail=detail, wait_seconds=seconds)
 
@@ -198,18 +198,18 @@ class CircuitBreaker:
 
     def _check_probe(
         self,
-        opened: Open,
+        trip: Trip,
         envelope: Envelope,
         recipient: str,
         has_failed: bool,  # noqa: FBT001
     ) -> Retried | Wait | None:
         """Make a message the probe if it is a good one; return None if it is, and due."""
         key, now = envelope.key, self._clock()
-        if opened.reason == "rate_limited" and recipient == self._breaker.limited_recipient:
+        if trip.reason == "rate_limited" and recipient == self._breaker.limited_recipient:
             # It would get the same answer; a message to another number proves more.
-            return self._postpone(max(0.0, opened.asked_until - now))
+            return self._postpone(max(0.0, trip.asked_until - now))
         is_suspect = self._classifier.is_suspect(key, recipient)
-        is_costly = opened.reason == "outage" and has_failed
+        is_costly = trip.reason == "outage" and has_failed
         is_costly = is_costly and self._policy.is_last_try(
             attempts=envelope.attempts, uncertain_attempts=envelope.uncertain_attempts
         )
@@ -221,7 +221,7 @@ class CircuitBreaker:
                 return Wait("probe", seconds_to_probe)
             self._become(self.state.after_probe_left())
             return None
-        patience = PATIENCE_SECONDS - (now - opened.opened_at)
+        patience = PATIENCE_SECONDS - (now - trip.tripped_at)
         if patience > 0 and rank is Rank.WILLING and self._breaker.is_probed_soon(now):
             return Wait("probe", patience)
         # Messages behind it may be better probes, and need its place.
@@ -262,7 +262,7 @@ class CircuitBreaker:
             return left + LEAVING_SECONDS
         if not self._classifier.has_others:
             return 0.0
-        return max(self._retry_after_ends_at, self._breaker.closed_at) + BEHIND_SECONDS - now
+        return max(self._retry_after_ends_at, self._breaker.reset_at) + BEHIND_SECONDS - now
 
     # After the answer
 
@@ -281,10 +281,10 @@ class CircuitBreaker:
         self._learn(answer, key, request)
         if answer.about == "sender":
             return self._put_off_sender(answer, request.sender)
-        opened, times = self._breaker.open, 1
+        trip, times = self._breaker.trip, 1
         match answer.fate:
             case Fate.SENT | Fate.REFUSED | Fate.RETRY | Fate.UNCERTAIN | Fate.NOT_SENT:
-                is_spared = opened is not None and opened.probe != key and answer.counts_as_outage
+                is_spared = trip is not None and trip.probe != key and answer.counts_as_outage
                 return self._decide(answer, envelope, is_spared=is_spared)
             case Fate.SLOW_DOWN | Fate.SETUP if answer.about is not None:
                 return self._decide(answer, envelope, is_spared=False)
@@ -293,12 +293,12 @@ class CircuitBreaker:
                 # more attempt, to make room for others.
                 is_in_the_way = self._classifier.is_subject_again(key)
                 is_in_the_way = is_in_the_way and not self._classifier.has_others
-                can_be_held = opened is None and not is_in_the_way
+                can_be_held = trip is None and not is_in_the_way
             case Fate.SETUP | Fate.AMBIGUOUS:
                 elsewhere = self._cluster.is_probing
                 self._become(self.state.with_held_probe(key, elsewhere=elsewhere))
                 can_be_held = self._breaker.is_probe(key)
-                if opened is None:
+                if trip is None:
                     times = max(1, self._classifier.ambiguous_answers(key))
         if can_be_held and delivery.held_seconds <= MAX_HOLD_SECONDS:
             return None
@@ -338,14 +338,14 @@ class CircuitBreaker:
 
     def give_up_probe(self, key: str) -> None:
         """Stop using a message as the probe, so that another one can be."""
-        if self._breaker.open is not None:
+        if self._breaker.trip is not None:
             self._become(self.state.without_probe(key))
 
     # Events from elsewhere
 
     def end_passed_wait(self) -> None:
         """Close if the service asked for a wait that is over, and no worker sends a probe."""
-        if self._breaker.open is not None:
+        if self._breaker.trip is not None:
             elsewhere = self._cluster.is_probing
             self._become(self.state.after_passed_wait(self._clock(), elsewhere=elsewhere))
 
@@ -363,8 +363,8 @@ class CircuitBreaker:
         status: int | None = None,
         failures: tuple[int, int] = (0, 0),
     ) -> None:
-        """Open, or stay open, with another worker; `failures`: see `Open.failures`."""
-        after = self.state.opened_by_peer(
+        """Trip, or stay open, with another worker; `failures`: see `Trip.failures`."""
+        after = self.state.after_trip_of_peer(
             reason,
             unaccepted_since,
             self._clock(),
@@ -376,7 +376,7 @@ class CircuitBreaker:
 
     def peer_closed(self) -> None:
         """Close: another worker has found that the service accepts messages again."""
-        self._become(self.state.closed(self._clock()), is_from_peer=True)
+        self._become(self.state.after_reset(self._clock()), is_from_peer=True)
 
     def peer_asked_to_wait(self, seconds: float) -> None:
         """Wait, because the service has asked another worker to wait."""
@@ -392,13 +392,13 @@ class CircuitBreaker:
 
     # State changes
 
-    def _become(self, after: Breaker, *, is_from_peer: bool = False) -> None:
+    def _become(self, after: ServiceState, *, is_from_peer: bool = False) -> None:
         """Switch to the next state, and perform the effects of the change."""
         before, self._breaker = self._breaker, after
         self._accepted_at = after.accepted_at
         self._retry_after_ends_at = after.retry_after.ends_at
         is_suspected = after.failures >= OUTAGE_REQUESTS
-        self._is_calm = after.open is None and not is_suspected
+        self._is_calm = after.trip is None and not is_suspected
         self._is_healthy = (
             not after.failures
             and not after.ambiguous
@@ -407,17 +407,17 @@ class CircuitBreaker:
         )
         if self._held_back and not is_suspected:
             self._held_back.clear()
-        if is_suspected and before.failures < OUTAGE_REQUESTS and after.open is None:
+        if is_suspected and before.failures < OUTAGE_REQUESTS and after.trip is None:
             log.warning("outage_suspected", failures=OUTAGE_REQUESTS)
-        if after.open is not before.open:
-            self._follow_change(before.open, after.open, is_from_peer=is_from_peer)
+        if after.trip is not before.trip:
+            self._follow_change(before.trip, after.trip, is_from_peer=is_from_peer)
         if after.retry_after.asked_until != before.retry_after.asked_until:
             self._cluster.publish("retry_after", after)
 
     def _follow_change(
-        self, before: Open | None, after: Open | None, *, is_from_peer: bool
+        self, before: Trip | None, after: Trip | None, *, is_from_peer: bool
     ) -> None:
-        """Report, wake and publish after the breaker has opened, changed its probe or closed."""
+        """Report, wake and publish after the breaker has tripped, changed its probe or closed."""
         if after is None:
             assert before is not None  # noqa: S101  one of them is open
             self._end(before.reason, is_from_peer=is_from_peer)

@@ -10,7 +10,8 @@
 |             | the service has asked for a long wait      | probe                              |
 | HALF_OPEN   | the same, and one message is the probe     | only the probe, when it is due     |
 
-Each transition is a method of `Breaker` that returns the next state. `CircuitBreaker` keeps the
+A breaker that opens has tripped, for the reason in `ServiceState.trip`; a reset closes it. Each
+transition is a method of `ServiceState` that returns the next state. `CircuitBreaker` keeps the
 state, and derives logs, cluster messages and wake-ups from the difference between two states.
 
 The probe should be another message than the last one, because a message may have a fault of its
@@ -39,7 +40,7 @@ MAX_DOUBLINGS: Final = 9
 MIN_SHARE: Final = 0.8
 
 
-class State(Enum):
+class Phase(Enum):
     """The breaker's view of the service; see the table above."""
 
     CLOSED = "closed"
@@ -88,17 +89,17 @@ def _back_off(failures: int, now: float, chance: float) -> BackOff:
     return BackOff(now, failures, MIN_SHARE + (1.0 - MIN_SHARE) * chance)
 
 
-class Open(NamedTuple):
+class Trip(NamedTuple):
     """The data of an open breaker: why it is open, which message is the probe, when it is due.
 
-    `status` and `code` are those of the answer that opened it. An acceptance after
+    `status` and `code` are those of the answer that tripped it. An acceptance after
     `unaccepted_since` refutes the reason. Until `asked_until` the service wants no request. Willing
     probes have a back-off of their own: a new message should not wait long because a waiting probe
     has failed often. `is_key_new`: the API key has changed, and the probe is sent at once.
     """
 
     reason: PauseReason
-    opened_at: float
+    tripped_at: float
     unaccepted_since: float
     willing: BackOff
     others: BackOff
@@ -124,7 +125,7 @@ class Open(NamedTuple):
         """Number of failed willing probes, and of all failed probes."""
         return self.willing.failures, self.others.failures
 
-    def after_failed_probe(self, now: float, chance: float) -> "Open":
+    def after_failed_probe(self, now: float, chance: float) -> "Trip":
         """Double the wait before the next probe."""
         willing = self.willing
         if self.rank is Rank.WILLING:
@@ -133,12 +134,12 @@ class Open(NamedTuple):
         return self._replace(willing=willing, others=others, rank=Rank.TRIED)
 
 
-class Breaker(NamedTuple):
+class ServiceState(NamedTuple):
     """State of the breaker; transitions return a new one. Times are of the monotonic clock.
 
     `accepted_at` is this worker's last acceptance. Failures count since `counted_since`: the start,
     or the end of a pause. `limited_recipient` is the number of the message that received the only
-    429s since the last acceptance. `closed_at` is when the breaker last closed.
+    429s since the last acceptance. `reset_at` is when the breaker last closed.
     """
 
     outage_after_seconds: float
@@ -149,16 +150,16 @@ class Breaker(NamedTuple):
     ambiguous_since: float = 0.0
     limited_recipient: str | None = None
     retry_after: RetryAfter = RetryAfter()
-    open: Open | None = None
-    closed_at: float = 0.0
+    trip: Trip | None = None
+    reset_at: float = 0.0
 
-    def state_at(self, now: float) -> State:
+    def phase_at(self, now: float) -> Phase:
         """Return the state by name."""
-        if self.open is not None:
-            return State.OPEN if self.open.probe is None else State.HALF_OPEN
+        if self.trip is not None:
+            return Phase.OPEN if self.trip.probe is None else Phase.HALF_OPEN
         if self.failures >= OUTAGE_REQUESTS:
-            return State.SUSPECTED
-        return State.RETRY_AFTER if self.retry_after.ends_at > now else State.CLOSED
+            return Phase.SUSPECTED
+        return Phase.RETRY_AFTER if self.retry_after.ends_at > now else Phase.CLOSED
 
     @property
     def unaccepted_since(self) -> float:
@@ -172,9 +173,9 @@ class Breaker(NamedTuple):
 
     def seconds_to_probe(self, now: float) -> float:
         """Return the wait until the probe may be sent; zero or less if it may be now."""
-        if self.open is None or self.open.is_key_new:
+        if self.trip is None or self.trip.is_key_new:
             return 0.0
-        return max(self.open.due_at, self.retry_after.ends_at) - now
+        return max(self.trip.due_at, self.retry_after.ends_at) - now
 
     def is_probed_soon(self, now: float) -> bool:
         """Whether the wait that the service asks for is short enough to keep a probe here."""
@@ -182,13 +183,13 @@ class Breaker(NamedTuple):
 
     def probes_wanted(self, now: float, *, elsewhere: bool) -> int:
         """Return how many deliveries to prefetch, so that one of them can be the probe."""
-        if self.open is None or elsewhere or not self.is_probed_soon(now):
+        if self.trip is None or elsewhere or not self.is_probed_soon(now):
             return 0
-        return _PROBES_WANTED[self.open.rank]
+        return _PROBES_WANTED[self.trip.rank]
 
     def is_probe(self, key: str) -> bool:
         """Whether a message is the probe."""
-        return self.open is not None and self.open.probe == key
+        return self.trip is not None and self.trip.probe == key
 
     # Transitions. `chance` is a number from 0 to 1. `elsewhere`: another worker sends the probe.
 
@@ -201,7 +202,7 @@ class Breaker(NamedTuple):
         chance: float,
         *,
         is_refused_in_a_row: bool = False,
-    ) -> "Breaker":
+    ) -> "ServiceState":
         """Apply an answer, after the classifier has decided what it concerns.
 
         `is_refused_in_a_row`: message after message received the same unknown refusal.
@@ -210,15 +211,15 @@ class Breaker(NamedTuple):
             answer, recipient, now, chance, is_refused_in_a_row=is_refused_in_a_row
         )
         if reason is not None:
-            after = after.opened_by_answer(answer, reason, now, chance)
-        opened = after.open
-        if opened is None:
+            after = after.after_trip(answer, reason, now, chance)
+        trip = after.trip
+        if trip is None:
             return after
-        is_probe = opened.probe == key
-        is_refuted = answer.fate is Fate.SENT and opened.reason == "outage"
+        is_probe = trip.probe == key
+        is_refuted = answer.fate is Fate.SENT and trip.reason == "outage"
         if (is_probe and answer.ends_pause) or is_refuted:
-            return after.closed(now)
-        return after._replace(open=opened.after_failed_probe(now, chance)) if is_probe else after
+            return after.after_reset(now)
+        return after._replace(trip=trip.after_failed_probe(now, chance)) if is_probe else after
 
     def _learn(
         self,
@@ -228,7 +229,7 @@ class Breaker(NamedTuple):
         chance: float,
         *,
         is_refused_in_a_row: bool,
-    ) -> tuple["Breaker", PauseReason | None]:
+    ) -> tuple["ServiceState", PauseReason | None]:
         """Count an answer; return the reason to open the breaker, if there is one."""
         if answer.fate is Fate.SENT:
             after = self._replace(
@@ -260,13 +261,13 @@ class Breaker(NamedTuple):
 
     def slowed_down(
         self, seconds: float | None, recipient: str, now: float, chance: float
-    ) -> tuple["Breaker", PauseReason | None]:
+    ) -> tuple["ServiceState", PauseReason | None]:
         """Wait, or open the breaker if the service has asked for a long wait.
 
         After 429s to one number only, a long wait does not delay the probe. The probe is another
         message if there is one, and its answer shows whether the wait is for all.
         """
-        is_limited = self.open is not None and self.open.reason == "rate_limited"
+        is_limited = self.trip is not None and self.trip.reason == "rate_limited"
         is_first = self.limited_recipient is None and not is_limited
         is_of_one = is_first or self.limited_recipient == recipient
         after = self._replace(limited_recipient=recipient) if is_first else self
@@ -277,15 +278,15 @@ class Breaker(NamedTuple):
             "rate_limited" if wait > MAX_HOLD_SECONDS else None
         )
 
-    def opened_by_answer(
+    def after_trip(
         self, answer: Answer, reason: PauseReason, now: float, chance: float
-    ) -> "Breaker":
-        """Open because of the service's answer."""
+    ) -> "ServiceState":
+        """Trip because of the service's answer."""
         since = self.ambiguous_since if self.ambiguous else now
         if reason == "outage":
             since = self.unaccepted_since
         is_told = reason == answer.pause
-        return self._opened(
+        return self._tripped(
             reason,
             since,
             now,
@@ -295,7 +296,7 @@ class Breaker(NamedTuple):
             asked_until=now + (answer.retry_after_seconds or 0.0),
         )
 
-    def _opened(
+    def _tripped(
         self,
         reason: PauseReason,
         since: float,
@@ -305,95 +306,91 @@ class Breaker(NamedTuple):
         status: int | None = None,
         code: str | None = None,
         asked_until: float = 0.0,
-    ) -> "Breaker":
-        """Open. A second reason replaces the first; the same reason changes nothing."""
-        former = self.open
+    ) -> "ServiceState":
+        """Trip. A second reason replaces the first; the same reason changes nothing."""
+        former = self.trip
         if former is None:
             first = _back_off(0, now, chance)
-            former = Open(reason, now, since, willing=first, others=first)
+            former = Trip(reason, now, since, willing=first, others=first)
         elif former.reason == reason:
             return self
-        opened = former._replace(
+        trip = former._replace(
             reason=reason,
             unaccepted_since=since,
             status=status,
             code=code,
             asked_until=asked_until or former.asked_until,
         )
-        return self._replace(open=opened)
+        return self._replace(trip=trip)
 
-    def closed(self, now: float) -> "Breaker":
+    def after_reset(self, now: float) -> "ServiceState":
         """Close, and restart all counts of failures."""
-        if self.open is None:
+        if self.trip is None:
             return self
         return self._replace(
-            open=None,
-            closed_at=now,
+            trip=None,
+            reset_at=now,
             counted_since=now,
             failures=0,
             ambiguous=0,
             limited_recipient=None,
         )
 
-    def after_check(self, now: float, chance: float) -> "Breaker":
-        """Open if a suspected outage has lasted long enough."""
+    def after_check(self, now: float, chance: float) -> "ServiceState":
+        """Trip if a suspected outage has lasted long enough."""
         if not self.is_outage(now):
             return self
-        return self._opened("outage", self.unaccepted_since, now, chance, asked_until=now)
+        return self._tripped("outage", self.unaccepted_since, now, chance, asked_until=now)
 
-    def after_passed_wait(self, now: float, *, elsewhere: bool) -> "Breaker":
+    def after_passed_wait(self, now: float, *, elsewhere: bool) -> "ServiceState":
         """Close if the only reason was a long wait that is over, and no probe is under way."""
-        opened = self.open
-        if opened is None or opened.reason != "rate_limited" or opened.probe is not None:
+        trip = self.trip
+        if trip is None or trip.reason != "rate_limited" or trip.probe is not None:
             return self
-        is_over = self.retry_after.seconds_left(now) <= 0 and opened.asked_until <= now
-        return self.closed(now) if is_over and not elsewhere else self
+        is_over = self.retry_after.seconds_left(now) <= 0 and trip.asked_until <= now
+        return self.after_reset(now) if is_over and not elsewhere else self
 
-    def with_probe(self, key: str, rank: Rank, now: float, *, elsewhere: bool) -> "Breaker":
+    def with_probe(self, key: str, rank: Rank, now: float, *, elsewhere: bool) -> "ServiceState":
         """Make a message the probe if it is a better one and would not wait for too long."""
-        opened = self.open
-        if opened is None or elsewhere:
+        trip = self.trip
+        if trip is None or elsewhere:
             return self.without_probe(key)
-        if opened.probe == key or rank >= opened.rank:
+        if trip.probe == key or rank >= trip.rank:
             return self
-        after = self._replace(open=opened._replace(probe=key, rank=rank))
+        after = self._replace(trip=trip._replace(probe=key, rank=rank))
         return self if after.seconds_to_probe(now) > MAX_HOLD_SECONDS else after
 
-    def with_held_probe(self, key: str, *, elsewhere: bool) -> "Breaker":
+    def with_held_probe(self, key: str, *, elsewhere: bool) -> "ServiceState":
         """Make this message, whose answer shows the fault, the probe if there is none."""
-        opened = self.open
-        if opened is None or elsewhere:
+        trip = self.trip
+        if trip is None or elsewhere:
             return self.without_probe(key)
-        if opened.probe is not None:
+        if trip.probe is not None:
             return self
-        return self._replace(open=opened._replace(probe=key, rank=Rank.TRIED))
+        return self._replace(trip=trip._replace(probe=key, rank=Rank.TRIED))
 
-    def without_probe(self, key: str) -> "Breaker":
+    def without_probe(self, key: str) -> "ServiceState":
         """Stop using a message as the probe, so that another one can be."""
-        if self.open is None or self.open.probe != key:
+        if self.trip is None or self.trip.probe != key:
             return self
-        return self._replace(open=self.open._replace(probe=None, rank=Rank.NOBODY))
+        return self._replace(trip=self.trip._replace(probe=None, rank=Rank.NOBODY))
 
-    def after_probe_left(self) -> "Breaker":
+    def after_probe_left(self) -> "ServiceState":
         """Note that the probe is sent: a new API key has been tried."""
-        if self.open is None or not self.open.is_key_new:
+        if self.trip is None or not self.trip.is_key_new:
             return self
-        return self._replace(open=self.open._replace(is_key_new=False))
+        return self._replace(trip=self.trip._replace(is_key_new=False))
 
-    def after_leaving(self) -> "Breaker":
+    def after_leaving(self) -> "ServiceState":
         """Note that a message has moved to a retry queue to make room for other senders."""
         return self._replace(retry_after=self.retry_after.after_leaving())
 
-    def with_new_key(self) -> "Breaker":
+    def with_new_key(self) -> "ServiceState":
         """Send the probe at once: the API key has changed."""
-        opened = None if self.open is None else self.open._replace(is_key_new=True)
-        return self._replace(ambiguous=0, open=opened)
+        trip = None if self.trip is None else self.trip._replace(is_key_new=True)
+        return self._replace(ambiguous=0, trip=trip)
 
-    def counted_anew(self, now: float) -> "Breaker":
-        """Restart the count of failures: nothing was accepted because sending was paused."""
-        return self._replace(failures=0, counted_since=now)
-
-    def opened_by_peer(
+    def after_trip_of_peer(
         self,
         reason: PauseReason,
         unaccepted_since: float,
@@ -402,18 +399,18 @@ class Breaker(NamedTuple):
         *,
         status: int | None = None,
         failures: tuple[int, int] = (0, 0),
-    ) -> "Breaker":
-        """Open with another worker and use its back-off; `failures`: see `Open.failures`."""
-        after = self._opened(reason, unaccepted_since, now, chance, status=status)
-        if after.open is None:
+    ) -> "ServiceState":
+        """Trip with another worker and use its back-off; `failures`: see `Trip.failures`."""
+        after = self._tripped(reason, unaccepted_since, now, chance, status=status)
+        if after.trip is None:
             return after
         willing, altogether = failures
-        opened = after.open._replace(
-            willing=after.open.willing.after(willing, now, chance),
-            others=after.open.others.after(altogether, now, chance),
+        trip = after.trip._replace(
+            willing=after.trip.willing.after(willing, now, chance),
+            others=after.trip.others.after(altogether, now, chance),
         )
-        return after._replace(open=opened)
+        return after._replace(trip=trip)
 
-    def after_peers_wait(self, seconds: float, now: float) -> "Breaker":
+    def after_peers_wait(self, seconds: float, now: float) -> "ServiceState":
         """Wait, because the service has asked another worker to wait."""
         return self._replace(retry_after=self.retry_after.after_peer(seconds, now=now))

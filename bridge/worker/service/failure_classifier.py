@@ -18,7 +18,7 @@ from collections import OrderedDict
 from typing import Final
 
 from bridge.worker.fates import About, Answer, Fate
-from bridge.worker.service.breaker_states import Open
+from bridge.worker.service.breaker_states import Trip
 
 MAX_SUSPECTS: Final = 10_000
 MAX_SENDERS: Final = 1000
@@ -154,13 +154,13 @@ class FailureClassifier:
         *,
         request_number: int,
         is_known: bool,
-        opened: Open | None,
+        trip: Trip | None,
     ) -> Answer:
         """Note the answer to a request; return it with `about` set if it concerns only one.
 
         `is_known`: another worker has proved that it concerns this message. While the breaker is
-        open (`opened`), earlier evidence may no longer be valid, so no message is found at fault;
-        and a refusal with the status that opened the breaker has the same cause.
+        open (`trip`), earlier evidence may no longer be valid, so no message is found at fault;
+        and a refusal with the status that tripped the breaker has the same cause.
         """
         if self._others:
             self._others.discard(key)
@@ -168,13 +168,13 @@ class FailureClassifier:
             self._accept(key, recipient, sender, request_number)
             return answer
         if answer.fate is Fate.REFUSED:
-            answer = self._judge_refusal(answer, key, opened)
+            answer = self._judge_refusal(answer, key, trip)
         if answer.fate is Fate.AMBIGUOUS:
             is_proven = self._suspect(key, recipient, request_number)
-            return _of_the_message(answer) if is_proven and opened is None else answer
+            return _of_the_message(answer) if is_proven and trip is None else answer
         if answer.may_be_about_one and answer.about is None:
             about = self._find_subject(key, recipient, sender, request_number, is_known=is_known)
-            return answer if about is None or opened is not None else _about(answer, about)
+            return answer if about is None or trip is not None else _about(answer, about)
         if answer.fate is Fate.REFUSED:
             self._forget(key, recipient)
         return answer
@@ -196,7 +196,7 @@ class FailureClassifier:
 
     # Refusals
 
-    def _judge_refusal(self, answer: Answer, key: str, opened: Open | None) -> Answer:
+    def _judge_refusal(self, answer: Answer, key: str, trip: Trip | None) -> Answer:
         """Treat an unknown refusal as ambiguous once message after message receives it."""
         if not answer.is_unknown_refusal:
             self._refused.clear()
@@ -207,7 +207,7 @@ class FailureClassifier:
             self._refused.clear()
         if not self.is_refused_in_a_row:
             self._refused.add(key)
-            has_opened = opened is not None and opened.status == answer.status
+            has_opened = trip is not None and trip.status == answer.status
             if not self.is_refused_in_a_row and not has_opened:
                 return answer
         detail = f"{answer.detail}, as for the messages before it"

@@ -14,7 +14,7 @@ import httpx
 from bridge.deadline import Deadline
 from bridge.errors import AttemptError, AttemptFault
 from bridge.worker.service.lenient_reader import LenientReader
-from bridge.worker.service.transport import MAX_ANSWER_BYTES, Header, Reply, connect_fault
+from bridge.worker.service.transport import Header, Reply, connect_fault
 
 
 class HttpxTransport:
@@ -49,7 +49,7 @@ class HttpxTransport:
         The proxy's own 407 to CONNECT is returned as well (RFC 9110, 15.5.8). Any other error in
         answer to CONNECT concerns the path to the server, and is `proxy_failed`.
         """
-        answer = LenientReader(MAX_ANSWER_BYTES)
+        answer = LenientReader()
         diversion = _Diversion(answer)
         request = httpx.Request(
             "POST",

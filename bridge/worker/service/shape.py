@@ -31,7 +31,7 @@ from bridge.worker.fates import Answer, Fate, PauseReason, Result, judge_status
 from bridge.worker.request import SendRequest
 from bridge.worker.service.api_login import ApiLogin
 from bridge.worker.service.body_template import prepare_body, write_json
-from bridge.worker.service.legible import is_page, legible_body
+from bridge.worker.service.lenient_reader import is_page, legible_body
 from bridge.worker.service.retry_after import read_retry_after
 from bridge.worker.service.transport import Header, Reply
 
@@ -127,7 +127,7 @@ class Shape:
         legible = b""
         document = NOT_JSON if self._is_text else read_document(reply.body)
         if document is NOT_JSON:
-            legible = legible_body(reply) if reply.body else b""
+            legible = _legible_body(reply) if reply.body else b""
             if self._is_text:
                 document = read_words(legible)
             elif legible != reply.body:
@@ -137,7 +137,7 @@ class Shape:
             # The path of nearly every answer: avoid every unnecessary call.
             provider_id = find_id(document, self._id_pointers)
             answer = Answer(Fate.SENT, "success", "accepted", reply.status, provider_id=provider_id)
-            if found is None and legible and is_page(reply, legible):
+            if found is None and legible and is_page(legible, reply.header_values("Content-Type")):
                 return answer._replace(is_page=True)
             return answer
         if found is None:
@@ -292,6 +292,11 @@ def _by_code(fate: ErrorFate, status: int, code: str | None, wait_seconds: float
 
 def _setup(answer: Answer, pause: PauseReason) -> Answer:
     return answer._replace(fate=Fate.SETUP, pause=pause)
+
+
+def _legible_body(reply: Reply) -> bytes:
+    codings, types = reply.header_values("Content-Encoding"), reply.header_values("Content-Type")
+    return legible_body(reply.body, codings, types)
 
 
 def _wait_of(reply: Reply) -> float | None:

@@ -31,13 +31,11 @@ from yarl import URL
 
 from bridge.errors import AttemptError, AttemptFault, causes_of
 from bridge.happy_eyeballs import create_connection
-from bridge.worker.service.lenient_reader import LenientReader
+from bridge.worker.service.lenient_reader import MAX_ANSWER_BYTES, LenientReader
 
 # Characters that stay unescaped in a request's target (RFC 3986, section 3.3), including those of
 # existing percent-encoding.
 _IN_TARGET: Final = "/?:@!$&'()*+,;=%"
-# Limit of the kept body, and of a header together with all 1xx answers before it.
-MAX_ANSWER_BYTES: Final = 64 * 1024
 # Shorter than servers commonly keep idle connections (5 s), so that none closes under a new
 # request. These two are not Final, because a compiled module would inline them and tests shorten
 # them.
@@ -213,7 +211,7 @@ class ApiConnection(asyncio.Protocol):
         """Parse the answer received so far leniently; return whether it is complete."""
         reader = self._lenient
         if reader is None:
-            self._lenient = reader = LenientReader(MAX_ANSWER_BYTES)
+            self._lenient = reader = LenientReader()
             reader.feed(b"".join(self._unended))
         reader.feed(data)
         return reader.is_complete

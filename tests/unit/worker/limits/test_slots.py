@@ -5,7 +5,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.worker.limits.slots import URGENT_IN_A_ROW, Slots
+from bridge.worker.limits.capacity import URGENT_IN_A_ROW, Slots
 
 
 async def settle() -> None:

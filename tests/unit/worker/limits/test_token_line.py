@@ -6,8 +6,8 @@ from contextlib import closing
 
 import pytest
 
+from bridge.worker.limits.capacity import URGENT_IN_A_ROW
 from bridge.worker.limits.rate_limits import RateToken, TokenBucket, WaitingLine
-from bridge.worker.limits.slots import URGENT_IN_A_ROW
 from tests.clock import LeapingWorld
 
 

@@ -146,7 +146,7 @@ def classify(
         request.sender,
         request_number=number,
         is_known=envelope.put_off_for == "singled_out",
-        opened=breaker.open,
+        trip=breaker.trip,
     )
 
 

@@ -11,19 +11,19 @@ from bridge.worker.service.breaker_states import (
     MAX_OUTAGE_PROBE_SECONDS,
     MAX_PROBE_SECONDS,
     OUTAGE_REQUESTS,
-    Breaker,
+    Phase,
     Rank,
-    State,
+    ServiceState,
 )
 from bridge.worker.service.retry_after import MAX_JITTER, MAX_LEAVING, MAX_RECEIVED_SECONDS
 
 START = 1000.0
 OUTAGE_AFTER = 10.0
 LATER = START + OUTAGE_AFTER
-NEW = Breaker(OUTAGE_AFTER, counted_since=START)
+NEW = ServiceState(OUTAGE_AFTER, counted_since=START)
 
 # What happens to a breaker at a moment.
-Event = Callable[[Breaker, float], Breaker]
+Event = Callable[[ServiceState, float], ServiceState]
 
 
 def answered(
@@ -52,7 +52,7 @@ def given_up(key: str) -> Event:
 
 def peer_opened(reason: PauseReason, **facts: Any) -> Event:
     """Have another worker open its breaker."""
-    return lambda breaker, now: breaker.opened_by_peer(reason, START, now, 1.0, **facts)
+    return lambda breaker, now: breaker.after_trip_of_peer(reason, START, now, 1.0, **facts)
 
 
 def peer_waits(seconds: float) -> Event:
@@ -65,7 +65,7 @@ def wait_checked(*, elsewhere: bool = False) -> Event:
     return lambda breaker, now: breaker.after_passed_wait(now, elsewhere=elsewhere)
 
 
-def outage_checked(breaker: Breaker, now: float) -> Breaker:
+def outage_checked(breaker: ServiceState, now: float) -> ServiceState:
     """Look whether a suspected outage has lasted."""
     return breaker.after_check(now, 1.0)
 
@@ -78,21 +78,21 @@ def status(code: int, *, wait: float | None = None, **facts: Any) -> Answer:
 SENT, FAILED, FORBIDDEN = status(200), status(500), status(403)
 
 
-def after(breaker: Breaker, *events: Event, now: float = START) -> Breaker:
+def after(breaker: ServiceState, *events: Event, now: float = START) -> ServiceState:
     """Let events happen at one moment."""
     for event in events:
         breaker = event(breaker, now)
     return breaker
 
 
-def opened(reason: PauseReason = "misconfigured", **facts: Any) -> Breaker:
+def opened(reason: PauseReason = "misconfigured", **facts: Any) -> ServiceState:
     """Make an open breaker without a probe, as another worker opens it."""
     return after(NEW, peer_opened(reason, **facts))
 
 
 def half_open(
     reason: PauseReason = "misconfigured", rank: Rank = Rank.WILLING, key: str = "p"
-) -> Breaker:
+) -> ServiceState:
     """Make an open breaker with a probe."""
     return after(opened(reason), offered(key, rank))
 
@@ -109,83 +109,82 @@ LIMIT = ("rate_limited", None, None)
 class Row(NamedTuple):
     """A state, an event at a moment, and what follows: the state, and why it is open."""
 
-    before: Breaker
+    before: ServiceState
     event: Event
-    state: State
+    state: Phase
     why: tuple[str, int | None, str | None] | None = None
     now: float = START
 
 
 ROWS: dict[str, Row] = {
     # From a closed breaker.
-    "accepted": Row(NEW, answered(SENT), State.CLOSED),
-    "refused": Row(NEW, answered(status(400)), State.CLOSED),
-    "failed once": Row(NEW, answered(FAILED), State.CLOSED, now=LATER),
-    "429": Row(NEW, answered(status(429, wait=20)), State.RETRY_AFTER),
-    "429 of one message": Row(NEW, answered(status(429, about="message")), State.CLOSED),
+    "accepted": Row(NEW, answered(SENT), Phase.CLOSED),
+    "refused": Row(NEW, answered(status(400)), Phase.CLOSED),
+    "failed once": Row(NEW, answered(FAILED), Phase.CLOSED, now=LATER),
+    "429": Row(NEW, answered(status(429, wait=20)), Phase.RETRY_AFTER),
+    "429 of one message": Row(NEW, answered(status(429, about="message")), Phase.CLOSED),
     "429 with a long wait": Row(
-        NEW, answered(status(429, wait=MAX_HOLD_SECONDS + 1)), State.OPEN, LIMIT
+        NEW, answered(status(429, wait=MAX_HOLD_SECONDS + 1)), Phase.OPEN, LIMIT
     ),
-    "401": Row(NEW, answered(status(401)), State.OPEN, _401),
+    "401": Row(NEW, answered(status(401)), Phase.OPEN, _401),
     "402 behind a code": Row(
         NEW,
         answered(status(402)._replace(status=200, code="9")),
-        State.OPEN,
+        Phase.OPEN,
         ("insufficient_funds", 200, "9"),
     ),
     "401 of one message": Row(
-        NEW, answered(status(401, about="message", pause=None)), State.CLOSED
+        NEW, answered(status(401, about="message", pause=None)), Phase.CLOSED
     ),
     "no TLS": Row(
-        NEW, answered(judge_failure("tls_failed")), State.OPEN, ("tls_failed", None, None)
+        NEW, answered(judge_failure("tls_failed")), Phase.OPEN, ("tls_failed", None, None)
     ),
-    "ambiguous once": Row(NEW, answered(FORBIDDEN), State.CLOSED),
+    "ambiguous once": Row(NEW, answered(FORBIDDEN), Phase.CLOSED),
     "ambiguous, third in a row": Row(
-        NEW._replace(ambiguous=2), answered(FORBIDDEN), State.OPEN, _403
+        NEW._replace(ambiguous=2), answered(FORBIDDEN), Phase.OPEN, _403
     ),
     "unknown refusal, tenth in a row": Row(
-        NEW, answered(FORBIDDEN, is_refused_in_a_row=True), State.OPEN, _403
+        NEW, answered(FORBIDDEN, is_refused_in_a_row=True), Phase.OPEN, _403
     ),
-    "peer opened": Row(NEW, peer_opened("outage"), State.OPEN, OUTAGE),
-    "peer closed": Row(NEW, Breaker.closed, State.CLOSED),
-    "peer has to wait": Row(NEW, peer_waits(5), State.RETRY_AFTER),
+    "peer opened": Row(NEW, peer_opened("outage"), Phase.OPEN, OUTAGE),
+    "peer closed": Row(NEW, ServiceState.after_reset, Phase.CLOSED),
+    "peer has to wait": Row(NEW, peer_waits(5), Phase.RETRY_AFTER),
     # From a suspected outage.
-    "tenth failure": Row(NEW._replace(failures=9), answered(FAILED), State.SUSPECTED),
-    "eleventh failure": Row(FAILING, answered(FAILED), State.SUSPECTED, now=LATER - 1),
-    "eleventh failure, later": Row(FAILING, answered(FAILED), State.OPEN, OUTAGE, now=LATER),
-    "suspicion is refuted": Row(FAILING, answered(status(400)), State.CLOSED, now=LATER),
-    "suspicion is checked early": Row(FAILING, outage_checked, State.SUSPECTED, now=LATER - 1),
-    "suspicion lasts": Row(FAILING, outage_checked, State.OPEN, OUTAGE, now=LATER),
-    "operator has paused since": Row(FAILING, Breaker.counted_anew, State.CLOSED, now=LATER),
+    "tenth failure": Row(NEW._replace(failures=9), answered(FAILED), Phase.SUSPECTED),
+    "eleventh failure": Row(FAILING, answered(FAILED), Phase.SUSPECTED, now=LATER - 1),
+    "eleventh failure, later": Row(FAILING, answered(FAILED), Phase.OPEN, OUTAGE, now=LATER),
+    "suspicion is refuted": Row(FAILING, answered(status(400)), Phase.CLOSED, now=LATER),
+    "suspicion is checked early": Row(FAILING, outage_checked, Phase.SUSPECTED, now=LATER - 1),
+    "suspicion lasts": Row(FAILING, outage_checked, Phase.OPEN, OUTAGE, now=LATER),
     # From a wait.
-    "wait is over": Row(LIMITED, answered(SENT), State.CLOSED, now=START + 23),
+    "wait is over": Row(LIMITED, answered(SENT), Phase.CLOSED, now=START + 23),
     # From an open breaker.
-    "another reason": Row(opened(), answered(status(401)), State.OPEN, _401),
-    "same reason": Row(opened(), answered(status(426)), State.OPEN, OURS),
-    "accepted late": Row(opened(), answered(SENT), State.OPEN, OURS),
-    "accepted in an outage": Row(opened("outage"), answered(SENT), State.CLOSED),
-    "peer has closed": Row(opened(), Breaker.closed, State.CLOSED),
-    "long wait is over": Row(opened("rate_limited"), wait_checked(), State.CLOSED),
+    "another reason": Row(opened(), answered(status(401)), Phase.OPEN, _401),
+    "same reason": Row(opened(), answered(status(426)), Phase.OPEN, OURS),
+    "accepted late": Row(opened(), answered(SENT), Phase.OPEN, OURS),
+    "accepted in an outage": Row(opened("outage"), answered(SENT), Phase.CLOSED),
+    "peer has closed": Row(opened(), ServiceState.after_reset, Phase.CLOSED),
+    "long wait is over": Row(opened("rate_limited"), wait_checked(), Phase.CLOSED),
     "long wait is over, a peer probes": Row(
-        opened("rate_limited"), wait_checked(elsewhere=True), State.OPEN, LIMIT
+        opened("rate_limited"), wait_checked(elsewhere=True), Phase.OPEN, LIMIT
     ),
-    "only a wait is over by itself": Row(opened(), wait_checked(), State.OPEN, OURS, now=LATER * 9),
-    "probe": Row(opened(), offered("p", Rank.WILLING), State.HALF_OPEN, OURS),
-    "a peer probes": Row(opened(), offered("p", Rank.WILLING, elsewhere=True), State.OPEN, OURS),
-    "message is held": Row(opened(), held("m"), State.HALF_OPEN, OURS),
+    "only a wait is over by itself": Row(opened(), wait_checked(), Phase.OPEN, OURS, now=LATER * 9),
+    "probe": Row(opened(), offered("p", Rank.WILLING), Phase.HALF_OPEN, OURS),
+    "a peer probes": Row(opened(), offered("p", Rank.WILLING, elsewhere=True), Phase.OPEN, OURS),
+    "message is held": Row(opened(), held("m"), Phase.HALF_OPEN, OURS),
     # From a half-open breaker.
-    "probe is accepted": Row(half_open(), answered(SENT, "p"), State.CLOSED),
-    "probe is refused": Row(half_open(), answered(status(400), "p"), State.CLOSED),
-    "probe fails": Row(half_open(), answered(FAILED, "p"), State.HALF_OPEN, OURS),
-    "another message fails": Row(half_open(), answered(FAILED), State.HALF_OPEN, OURS),
-    "probe is given up": Row(half_open(), given_up("p"), State.OPEN, OURS),
-    "another gives up": Row(half_open(), given_up("m"), State.HALF_OPEN, OURS),
+    "probe is accepted": Row(half_open(), answered(SENT, "p"), Phase.CLOSED),
+    "probe is refused": Row(half_open(), answered(status(400), "p"), Phase.CLOSED),
+    "probe fails": Row(half_open(), answered(FAILED, "p"), Phase.HALF_OPEN, OURS),
+    "another message fails": Row(half_open(), answered(FAILED), Phase.HALF_OPEN, OURS),
+    "probe is given up": Row(half_open(), given_up("p"), Phase.OPEN, OURS),
+    "another gives up": Row(half_open(), given_up("m"), Phase.HALF_OPEN, OURS),
     "a peer probes instead": Row(
-        half_open(), offered("p", Rank.WILLING, elsewhere=True), State.OPEN, OURS
+        half_open(), offered("p", Rank.WILLING, elsewhere=True), Phase.OPEN, OURS
     ),
-    "new key": Row(half_open(), lambda b, _: b.with_new_key(), State.HALF_OPEN, OURS),
+    "new key": Row(half_open(), lambda b, _: b.with_new_key(), Phase.HALF_OPEN, OURS),
     "long wait with a probe": Row(
-        half_open("rate_limited"), wait_checked(), State.HALF_OPEN, LIMIT, now=LATER * 9
+        half_open("rate_limited"), wait_checked(), Phase.HALF_OPEN, LIMIT, now=LATER * 9
     ),
 }
 
@@ -194,10 +193,10 @@ ROWS: dict[str, Row] = {
 def test_transition(row: Row) -> None:
     """Each event leads from a state to the next one, which is open for this reason."""
     breaker = row.event(row.before, row.now)
-    opened = breaker.open
+    opened = breaker.trip
     why = None if opened is None else (opened.reason, opened.status, opened.code)
 
-    assert (breaker.state_at(row.now), why) == (row.state, row.why)
+    assert (breaker.phase_at(row.now), why) == (row.state, row.why)
 
 
 @pytest.mark.parametrize(
@@ -226,8 +225,8 @@ def test_a_better_probe_replaces_another(former: Rank, better: Rank, *, is_repla
 def test_probes_wanted(rank: Rank, wanted: int) -> None:
     """A message is taken while there is no probe, two while another would be the better one."""
     before = opened()
-    assert before.open is not None
-    breaker = before._replace(open=before.open._replace(rank=rank))
+    assert before.trip is not None
+    breaker = before._replace(trip=before.trip._replace(rank=rank))
     waits = breaker._replace(retry_after=breaker.retry_after._replace(ends_at=START + 600))
 
     assert breaker.probes_wanted(START, elsewhere=False) == wanted
@@ -251,7 +250,7 @@ def test_wait_to_probe(
     reason: PauseReason, rank: Rank, failures: int, seconds: float, chance: float
 ) -> None:
     """The wait doubles with each failure up to a limit, and chance shortens it by a fifth."""
-    breaker = NEW.opened_by_peer(reason, START, START, chance, failures=(failures, failures))
+    breaker = NEW.after_trip_of_peer(reason, START, START, chance, failures=(failures, failures))
     breaker = after(breaker, offered("p", rank))
 
     assert breaker.seconds_to_probe(START) == pytest.approx(seconds * (0.8 + 0.2 * chance))
@@ -269,9 +268,9 @@ def test_a_willing_probe_that_fails_makes_both_waits_longer() -> None:
     willing = after(half_open(), answered(FAILED, "p"))
     reluctant = after(half_open(rank=Rank.RELUCTANT), answered(FAILED, "p"))
 
-    assert willing.open is not None
-    assert reluctant.open is not None
-    assert (willing.open.failures, reluctant.open.failures) == ((1, 1), (0, 1))
+    assert willing.trip is not None
+    assert reluctant.trip is not None
+    assert (willing.trip.failures, reluctant.trip.failures) == ((1, 1), (0, 1))
 
 
 def test_new_key_goes_at_once_and_once() -> None:
@@ -317,14 +316,14 @@ def test_pause_tells_since_when_it_is_not_refuted() -> None:
     accepted = after(NEW, answered(SENT), now=START + 2)
     failed = after(accepted, *[answered(FAILED)] * OUTAGE_REQUESTS, now=START + 20)
 
-    assert doubted.open is not None
-    assert failed.open is not None
-    assert (doubted.open.unaccepted_since, failed.open.unaccepted_since) == (START, START + 2)
+    assert doubted.trip is not None
+    assert failed.trip is not None
+    assert (doubted.trip.unaccepted_since, failed.trip.unaccepted_since) == (START, START + 2)
 
 
 def test_closing_counts_anew() -> None:
     """After a pause an outage and a doubt about the set-up have to be seen from the start."""
     before = opened()._replace(failures=9, ambiguous=2, limited_recipient="1")
-    breaker = after(before, Breaker.closed, now=LATER)
+    breaker = after(before, ServiceState.after_reset, now=LATER)
 
-    assert breaker == NEW._replace(counted_since=LATER, closed_at=LATER)
+    assert breaker == NEW._replace(counted_since=LATER, reset_at=LATER)

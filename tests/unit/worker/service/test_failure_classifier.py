@@ -33,7 +33,7 @@ def answered(
         sender,
         request_number=classifier.begin(key) if number is None else number,
         is_known=False,
-        opened=None,
+        trip=None,
     )
 
 

@@ -26,9 +26,9 @@ from bridge.json_pointer import find_id
 from bridge.worker.envelope import Envelope
 from bridge.worker.fates import Answer, Fate
 from bridge.worker.request import OpenSendRequest, SendRequest, parse_request
-from bridge.worker.service.legible import _CHARSETS, legible_body
-from bridge.worker.service.shape import ApiRequest, Shape, shape_from
-from bridge.worker.service.transport import MAX_ANSWER_BYTES, Header, Reply
+from bridge.worker.service.lenient_reader import _CHARSETS, MAX_ANSWER_BYTES
+from bridge.worker.service.shape import ApiRequest, Shape, _legible_body, shape_from
+from bridge.worker.service.transport import Header, Reply
 
 KEY = "an-api-key"
 REQUEST = {"to": "+491713920001", "from": "Acme", "text": 'Hi "Ü" & more'}
@@ -786,7 +786,7 @@ def test_bomb_is_not_unpacked() -> None:
     """No more is unpacked than is read of any answer, and what is cut there says nothing."""
     bomb = reply_of(gzip.compress(b"[" + b" " * 100_000_000), GZIP)
 
-    assert len(legible_body(bomb)) == MAX_ANSWER_BYTES
+    assert len(_legible_body(bomb)) == MAX_ANSWER_BYTES
     assert shape(**BY_BODY).judge(bomb).fate is Fate.UNCERTAIN
 
 
@@ -794,7 +794,7 @@ def test_bomb_is_not_unpacked() -> None:
 @pytest.mark.parametrize("text", [b"sent", b"code=2", b"queued"])
 def test_text_that_is_declared_packed_and_is_not(text: bytes, coding: str) -> None:
     """What begins like a packed stream and never ends as one is the text that it was."""
-    assert legible_body(reply_of(text, {"Content-Encoding": coding})) == text
+    assert _legible_body(reply_of(text, {"Content-Encoding": coding})) == text
 
 
 NO_CHARSETS = ("idna", "punycode", "-punycode", "_punycode", "unicode_escape", "undefined", "utf-7")
@@ -805,7 +805,7 @@ def test_no_charset_costs_time_or_raises(charset: str) -> None:
     """Whatever a service declares, a body of the longest size is read at once, as UTF-8."""
     declared = {"Content-Type": f"text/plain; charset={charset}"}
     started = time.process_time()
-    read = legible_body(reply_of(b"a" * (MAX_ANSWER_BYTES - 12) + rb"-\u0041+AEE-", declared))
+    read = _legible_body(reply_of(b"a" * (MAX_ANSWER_BYTES - 12) + rb"-\u0041+AEE-", declared))
 
     assert time.process_time() - started < 1
     assert read.endswith(rb"-\u0041+AEE-")
@@ -816,7 +816,7 @@ def test_unknown_charsets_are_not_remembered() -> None:
     known = len(encodings._cache)
     for number in range(100):
         declared = {"Content-Type": f"text/plain; charset=x-{number}"}
-        legible_body(reply_of(b"OK", declared))
+        _legible_body(reply_of(b"OK", declared))
 
     assert len(encodings._cache) <= known + 1
 
@@ -837,7 +837,7 @@ def test_each_charset_is_one(charset: str) -> None:
     """Python knows each that is listed, and reads whatever is written in it."""
     declared = {"Content-Type": f"text/plain; charset={charset}"}
 
-    assert legible_body(reply_of(b"<\xff\xfe" + bytes(range(1, 256)) * 9, declared))
+    assert _legible_body(reply_of(b"<\xff\xfe" + bytes(range(1, 256)) * 9, declared))
 
 
 PAGES: dict[str, tuple[bytes, dict[str, str], bool]] = {
