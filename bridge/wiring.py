@@ -38,7 +38,7 @@ from bridge.topology.upkeep import Upkeep
 from bridge.worker.cluster.joint_pause import JointPause, setup_of
 from bridge.worker.cluster.membership import Membership
 from bridge.worker.metrics import WorkerMetrics
-from bridge.worker.pauses import PauseReport, WakeUp, WorkerPauses
+from bridge.worker.pauses import WorkerPauses
 from bridge.worker.service.account import open_account
 from bridge.worker.service.shape import Shape, shape_from
 from bridge.worker.spans import WorkerSpans
@@ -95,14 +95,12 @@ class Wiring:
     def _make_worker(self) -> Worker:
         settings = self._settings
         metrics = _worker_metrics(settings, self.registry)
-        wake_up = WakeUp(asyncio.Event())
-        pauses = WorkerPauses(
-            PauseReport(metrics), wake_up, put_off_seconds=settings.worker.retry_delays[0]
-        )
+        pauses = WorkerPauses(settings.worker, metrics)
         spans = self._make_worker_spans()
         publisher = self._make_publisher(optional_exchange=settings.worker.outcome_exchange)
         is_coordinated = settings.worker.coordination == "on"
         membership = Membership(settings.worker.queue, is_enabled=is_coordinated, metrics=metrics)
+        # The account at the SMS service, and the pauses that it shares with other workers.
         shape = shape_from(settings.sms_api)
         joint_pause = self._make_joint_pause(shape, membership)
         account = open_account(
@@ -118,7 +116,7 @@ class Wiring:
             account=account,
             pauses=pauses,
             publisher=publisher,
-            upkeep=self._make_upkeep("worker", wake_up.consumer),
+            upkeep=self._make_upkeep("worker", pauses.wake_up.consumer),
             joint_pause=joint_pause,
             spans=spans,
             metrics=metrics,

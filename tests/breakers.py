@@ -1,6 +1,5 @@
 """Circuit breakers and accounts for tests that need no service."""
 
-import asyncio
 import random
 import time
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from bridge.worker.fates import PauseReason
 from bridge.worker.limits.capacity import Capacity
 from bridge.worker.limits.rate_limits import RateLimits
 from bridge.worker.metrics import WorkerMetrics
-from bridge.worker.pauses import PauseReport, WakeUp, WorkerPauses
+from bridge.worker.pauses import WorkerPauses
 from bridge.worker.service.account import Account
 from bridge.worker.service.breaker import CircuitBreaker, Cluster, News
 from bridge.worker.service.breaker_states import ServiceState
@@ -49,12 +48,11 @@ class Parts:
         self._settings = settings
         self._metrics = metrics
         self._clock = clock
-        self.changed = asyncio.Event()
-        wake_up, delay = WakeUp(self.changed), settings.retry_delays[0]
-        self.pauses = WorkerPauses(PauseReport(metrics), wake_up, put_off_seconds=delay)
+        self.pauses = WorkerPauses(settings, metrics)
+        self.changed = self.pauses.wake_up.consumer
         self.rates = RateLimits(
             settings.rate_limit,
-            most_wait_seconds=delay,
+            most_wait_seconds=settings.retry_delays[0],
             changed=self.changed,
             metrics=metrics,
             clock=clock,
@@ -64,7 +62,7 @@ class Parts:
             rates=self.rates,
             cluster=cluster,
             report=self.pauses.report,
-            wake_up=wake_up,
+            wake_up=self.pauses.wake_up,
             clock=clock,
             chance=chance,
         )

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from bridge.config import WorkerSettings
 from bridge.errors import BrokerError, PublishFault
 from bridge.telemetry.log_format import utc_text
 from bridge.telemetry.logs import Log
@@ -26,8 +27,8 @@ class WakeUp:
     `consumer` is set when the prefetch should change; the consumer clears it.
     """
 
-    def __init__(self, consumer: asyncio.Event) -> None:
-        self.consumer = consumer
+    def __init__(self) -> None:
+        self.consumer = asyncio.Event()
         self._messages = asyncio.Event()
 
     def all(self) -> None:
@@ -70,7 +71,7 @@ class PauseReport:
     `clock` returns unix seconds.
     """
 
-    def __init__(self, metrics: WorkerMetrics, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, metrics: WorkerMetrics, *, clock: Callable[[], float]) -> None:
         self._metrics = metrics
         self._clock = clock
         self._on: dict[PauseReason, _Begun] = {}
@@ -132,14 +133,19 @@ class PauseReport:
 class WorkerPauses:
     """The worker's own reasons not to send a message, whatever its SMS service says.
 
-    `is_on` tells whether there is one. `put_off_seconds` is the delay of the retry queue to which
-    messages move during an operator's pause.
+    `is_on` tells whether there is one. `clock` returns unix seconds.
     """
 
-    def __init__(self, report: PauseReport, wake_up: WakeUp, *, put_off_seconds: float) -> None:
-        self.report = report
-        self.wake_up = wake_up
-        self._put_off_seconds = put_off_seconds
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        metrics: WorkerMetrics,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.report = PauseReport(metrics, clock=clock)
+        self.wake_up = WakeUp()
+        self._put_off_seconds = settings.retry_delays[0]
         self.is_on = False
         self.by_operator = False
         self.is_broker_blocked = False

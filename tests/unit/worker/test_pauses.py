@@ -1,13 +1,13 @@
 """The worker's own pauses: what waits, what leaves, and what is shown of them."""
 
-import asyncio
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from bridge.config import WorkerSettings
 from bridge.errors import BrokerError
 from bridge.worker.outcomes import Retried
-from bridge.worker.pauses import PauseReport, WakeUp, WorkerPauses
+from bridge.worker.pauses import WorkerPauses
 from tests.clock import Clock, LeapingWorld
 from tests.deliveries import make_delivery
 from tests.ears import Ears
@@ -27,9 +27,12 @@ class World(LeapingWorld):
     def __init__(self) -> None:
         super().__init__()
         self.clock = Clock()
-        self.report = PauseReport(self.metrics, clock=self.clock)
-        self.changed = asyncio.Event()
-        self.pauses = WorkerPauses(self.report, WakeUp(self.changed), put_off_seconds=FIRST_DELAY)
+        self.pauses = WorkerPauses(
+            WorkerSettings(queue="q", retry_delays=(FIRST_DELAY, 60)),
+            self.metrics,
+            clock=self.clock,
+        )
+        self.report, self.changed = self.pauses.report, self.pauses.wake_up.consumer
         self.delivery = make_delivery(session=Session(), clock=self.loop.time)
 
     def shown(self, reason: str) -> tuple[float | None, float | None]:

@@ -28,9 +28,9 @@ from bridge.config import SmsApiSettings
 from bridge.errors import AttemptError, AttemptFault, ConfigError
 from bridge.worker.fates import Fate, judge_failure, judge_status
 from bridge.worker.service.httpx_transport import HttpxTransport
+from bridge.worker.service.lenient_reader import MAX_ANSWER_BYTES
 from bridge.worker.service.sender import open_transport
 from bridge.worker.service.transport import (
-    MAX_ANSWER_BYTES,
     ApiConnection,
     ApiTransport,
     Reply,
