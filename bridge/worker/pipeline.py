@@ -218,9 +218,8 @@ async def post_when_allowed(
     """
     try:
         while True:
-            outcome: Outcome | None = None
-            if pauses.is_on or delivery.session.is_leaving:
-                outcome = await pauses.wait(delivery)
+            is_held = pauses.is_on or delivery.session.is_leaving
+            outcome: Outcome | None = await pauses.wait(delivery) if is_held else None
             if outcome is None:
                 outcome = await account.wait_until_allowed(delivery, request)
             if outcome is None:

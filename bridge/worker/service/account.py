@@ -229,7 +229,8 @@ class Account:
         """Note that a delivery leaves: it has an outcome, or returns to the queue."""
         key = delivery.envelope.key
         self.breaker.give_up_probe(key)
-        self._classifier.release(key)
+        if self._classifier.others:
+            self._classifier.others.discard(key)
 
     async def _wait_for_slot(self, delivery: Delivery) -> RequestSlot:
         self._classifier.expect(delivery.envelope.key)

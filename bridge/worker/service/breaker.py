@@ -260,7 +260,7 @@ class CircuitBreaker:
             return 0.0
         if (left := self._retry_after_ends_at - now) > 0:
             return left + LEAVING_SECONDS
-        if not self._classifier.has_others:
+        if not self._classifier.others:
             return 0.0
         return max(self._retry_after_ends_at, self._breaker.reset_at) + BEHIND_SECONDS - now
 
@@ -273,7 +273,8 @@ class CircuitBreaker:
         it is the probe. A fault that is not the message's own does not count as an attempt.
         """
         envelope = delivery.envelope
-        if answer.fate is Fate.SENT and self._is_healthy and self.admits_all:
+        is_clear = not self._classifier.is_counting and self._sender_waits.is_empty
+        if answer.fate is Fate.SENT and self._is_healthy and is_clear:
             # The path of nearly every message: the acceptance changes nothing.
             self._accepted_at = self._clock()
             return self._decide(answer, envelope, is_spared=False)
@@ -292,7 +293,7 @@ class CircuitBreaker:
                 # If no other message is about to be sent, this one moves to a retry queue after one
                 # more attempt, to make room for others.
                 is_in_the_way = self._classifier.is_subject_again(key)
-                is_in_the_way = is_in_the_way and not self._classifier.has_others
+                is_in_the_way = is_in_the_way and not self._classifier.others
                 can_be_held = trip is None and not is_in_the_way
             case Fate.SETUP | Fate.AMBIGUOUS:
                 elsewhere = self._cluster.is_probing
@@ -400,7 +401,8 @@ class CircuitBreaker:
         is_suspected = after.failures >= OUTAGE_REQUESTS
         self._is_calm = after.trip is None and not is_suspected
         self._is_healthy = (
-            not after.failures
+            self._is_calm
+            and not after.failures
             and not after.ambiguous
             and not after.retry_after.slow_downs
             and after.limited_recipient is None

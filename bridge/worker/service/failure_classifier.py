@@ -89,7 +89,8 @@ class FailureClassifier:
     The memory is limited, and the oldest entries are dropped first: a forgotten fault is found
     again at the cost of one more attempt. Recipients' numbers are remembered too; those with
     ambiguous answers only to choose a better probe. Requests are numbered from the start, and the
-    numbers serve as times.
+    numbers serve as times. `others` are the messages about to be sent, or sent since counting
+    began: their answers may show that a wait is not for all. Discard a message that leaves.
     """
 
     def __init__(self) -> None:
@@ -105,9 +106,7 @@ class FailureClassifier:
         # The last unknown refusal, and the messages in a row that received it.
         self._refusal: tuple[int | None, str | None] = (None, None)
         self._refused: set[str] = set()
-        # Messages whose answers may show that a wait is not for all: about to be sent, or sent
-        # since counting began.
-        self._others: set[str] = set()
+        self.others: set[str] = set()
         self._start_counting()
 
     def _start_counting(self) -> None:
@@ -119,31 +118,21 @@ class FailureClassifier:
         # Whether a later acceptance could prove anything about a message, number or sender.
         self.is_counting = False
 
-    @property
-    def has_others(self) -> bool:
-        """Whether there are messages whose answers may show that a wait is not for all."""
-        return bool(self._others)
-
     def expect(self, key: str) -> None:
-        """Note that a message is about to be sent; `release` or `classify` ends that."""
+        """Note that a message is about to be sent; `classify` ends that."""
         if not self.is_subject(key):
-            self._others.add(key)
+            self.others.add(key)
 
     def begin(self, key: str) -> int:
         """Note that a request is sent; return its number, for `classify`."""
         self._requests += 1
-        if self._others:
-            self._others.discard(key)
+        if self.others:
+            self.others.discard(key)
         if self.is_counting and key not in self._messages:
-            self._others.add(key)
+            self.others.add(key)
         if self._suspects and (suspect := self._suspects.get(key)) is not None:
             suspect.is_proven = self._accepted_at > suspect.answered_at
         return self._requests
-
-    def release(self, key: str) -> None:
-        """Note that a message leaves, sent or not."""
-        if self._others:
-            self._others.discard(key)
 
     def classify(
         self,
@@ -162,8 +151,8 @@ class FailureClassifier:
         open (`trip`), earlier evidence may no longer be valid, so no message is found at fault;
         and a refusal with the status that tripped the breaker has the same cause.
         """
-        if self._others:
-            self._others.discard(key)
+        if self.others:
+            self.others.discard(key)
         if answer.fate is Fate.SENT:
             self._accept(key, recipient, sender, request_number)
             return answer

@@ -342,7 +342,7 @@ def test_probe_of_a_long_wait_is_not_early(world: World) -> None:
     """The probe after a long wait does not go before the service wants it."""
     waits = []
     for chance in (0.0, 0.5, 1.0):
-        breaker = world.breaker(chance=lambda chance=chance: chance)
+        breaker = world.breaker(chance=itertools.repeat(chance).__next__)
         ask_for_long(breaker, 600)
         asked = world.loop.time()
         world.passes(599)
@@ -1023,7 +1023,7 @@ def test_limited_message_makes_room_for_others(world: World) -> None:
     world.passes(30)
     breaker.classifier.expect("other")
     assert rule(breaker, LIMITED, "bad") is None
-    breaker.classifier.release("other")
+    breaker.classifier.others.discard("other")
     world.passes(30)
     outcome = rule(breaker, LIMITED, "bad")
 
