@@ -216,7 +216,7 @@ soak: $(DEV_STAMP) broker  ## traffic under random faults, then an account of ev
 
 PLAYED ?= 3 8 100
 simulate: $(DEV_STAMP)  ## play workers on a clock that leaps: one pause, one pace, in three minutes (PLAYED="3 8 100" SEED=1)
-	$(BIN)/python tests/simulation/run.py --workers $(PLAYED) --seed $(SEED)
+	$(BIN)/python -m tests.simulation.run --workers $(PLAYED) --seed $(SEED)
 
 MODULES ?= signature envelope fates deduplicator outcomes breaker breaker_states failure_classifier retry_after settle
 mutants: $(DEV_STAMP)  ## break these modules in small ways, and list what their unit tests do not notice, in at most an hour (MODULES="fates breaker_states")
