@@ -69,7 +69,6 @@ class ClusterExchange:
         self._membership = cluster.membership
         self._name = cluster.membership.exchange
         self._last_fault = ""
-        self._has_passed_once = False
 
     async def beside(
         self, serve: Callable[[Connection], Awaitable[None]], connection: Connection
@@ -111,7 +110,6 @@ class ClusterExchange:
                     membership.joins += 1
                     queue = membership.queue_name(membership.worker_id, membership.joins)
                     await _consume(channel, self._name, queue, callback)
-                self._has_passed_once = False
                 cluster.join(connection.wire)
                 seconds = ALONE_SECONDS if is_alone else ACQUAINTING_SECONDS
                 asyncio.get_running_loop().call_later(seconds, membership.note_acquainted)
@@ -153,12 +151,11 @@ class ClusterExchange:
             log.exception("internal_error", part="peers")
 
     def _log_fault(self, why: str, *, is_passing: bool) -> None:
-        """Log a warning for each new fault; for a passing one only if it is repeated."""
+        """Log a warning for each new fault, unless it passes by itself."""
         membership = self._membership
         # The broker's error names the queue, which differs at each join.
         fault = why.replace(membership.queue_name(membership.worker_id, membership.joins), "")
-        is_again, self._has_passed_once = self._has_passed_once, is_passing
-        if fault == self._last_fault or (is_passing and not is_again):
+        if fault == self._last_fault or is_passing:
             log.debug("peers_not_joined", why=why)
         else:
             remedy = REMEDY if membership.is_refused else None
