@@ -36,7 +36,7 @@ ACCEPTED = Accepted(attempts=1, status=202, provider_id="sms-1", at=1_800_000_00
 
 
 def kind_of(message: Message) -> str:
-    """Name a message: its class, or the copies that a state tells of."""
+    """Name a message: its class, or the copies that a state contains."""
     if isinstance(message, WorkerState):
         told = [name for name in ("repeated", "settled") if getattr(message, name)]
         return told[0] if told else "WorkerState"
@@ -44,7 +44,7 @@ def kind_of(message: Message) -> str:
 
 
 class Consumer:
-    """Stands in for a worker's consumer; its session is proven as soon as it `lives_on`."""
+    """Stands in for a worker's consumer; its session is proved as soon as it `lives_on`."""
 
     def __init__(self) -> None:
         self.prefetch = 4
@@ -62,7 +62,7 @@ class Consumer:
 
 
 class Colleague:
-    """One worker: its deduplicator, and what it asks and tells its peers."""
+    """One worker: its deduplicator, and its messages to its peers."""
 
     def __init__(self, world: "Team", number: int, window_seconds: float | None) -> None:
         self._world = world
@@ -104,22 +104,22 @@ class Colleague:
         self.membership.publish(message)
 
     def fall_silent(self) -> None:
-        """Neither hear nor be heard."""
+        """Neither receive nor publish."""
         self.member.fall_silent()
 
     def come_back(self) -> None:
-        """Hear and be heard again."""
+        """Receive and publish again."""
         self.member.join()
 
     def end(self) -> None:
-        """Stop in good order, and be asked no more."""
+        """Stop regularly, so that no peer waits for it."""
         self.tell(Leave())
         asyncio.get_running_loop().call_later(HEARD_AFTER_SECONDS / 2, self.fall_silent)
 
-    # What it does with messages
+    # Messages
 
     def publish_again(self, copy: Delivery) -> None:
-        """Publish a copy that may be there twice."""
+        """Publish a copy that may be in the queue twice."""
         headers: dict[str, Any] = {
             COPIES: copy.envelope.copies,
             FIRST_DELIVERED_AT: copy.envelope.try_of,
@@ -155,13 +155,13 @@ class Colleague:
         return verdict
 
     async def begin(self, delivery: Delivery) -> InFlight:
-        """Take a delivery that is no repeat."""
+        """Begin to process a delivery that is no repeat."""
         verdict = await self.take(delivery)
         assert isinstance(verdict, New)
         return verdict.in_flight
 
     def settle(self, claim: InFlight, *, sent: bool = True, acked: bool = True) -> None:
-        """Settle what was taken."""
+        """Settle a message in flight."""
         accepted = ACCEPTED._replace(at=self._world.loop.time()) if sent else None
         self.deduplicator.settle(claim, accepted, acked=acked)
         self.repeated_copies.settle(claim.identity, is_sent=sent)
@@ -171,13 +171,13 @@ class Colleague:
     def release(
         self, claim: InFlight, delivery: Delivery, outcome: Retried | Dead | None = None
     ) -> None:
-        """Give back what was taken."""
+        """Return a message in flight to the queue."""
         self.deduplicator.release(claim, Released(delivery.envelope, outcome))
         if self._deduplication is not None:
             self._deduplication.end(claim.identity, None)
 
     def recall(self, delivery: Delivery) -> Released | None:
-        """Return how a redelivery that was taken goes on."""
+        """Return the released state with which a redelivery was taken."""
         return self._taken.pop(identity_of(delivery.envelope, delivery.body), None)
 
     def lose_connection(self) -> None:
@@ -187,7 +187,7 @@ class Colleague:
 
 
 class Team(LeapingWorld):
-    """Several workers, each of which says once a second that it is there."""
+    """Several workers, each with a heartbeat."""
 
     def __init__(self, size: int = 2, *, window_seconds: float | None = None) -> None:
         super().__init__()
@@ -203,7 +203,7 @@ class Team(LeapingWorld):
         await asyncio.sleep(3 * HEARD_AFTER_SECONDS)
 
     def hire(self) -> Colleague:
-        """Have one more worker join."""
+        """Let one more worker join."""
         colleague = Colleague(self, len(self.members) + 1, self._window_seconds)
         self.members.append(colleague)
         colleague.come_back()
@@ -216,7 +216,7 @@ class Team(LeapingWorld):
         return [(sender, kind_of(message)) for sender, message in self.exchange.published]
 
     def play(self, story: Coroutine[Any, Any, Any]) -> Any:
-        """Run a story to its end, while those that are up publish their heartbeats."""
+        """Run a story to its end, while workers that are up publish their heartbeats."""
 
         async def all_of_it() -> Any:
             ticking = asyncio.create_task(self._tick())
@@ -259,5 +259,5 @@ def again(team: Team, delivery: Delivery, *, key: str | None = None) -> Delivery
 
 
 def identity(delivery: Delivery) -> MessageIdentity:
-    """Return which message a delivery is."""
+    """Return the identity of a delivery."""
     return identity_of(delivery.envelope, delivery.body)

@@ -1,4 +1,4 @@
-"""What a publisher has sent twice and two workers are given: which of them is sent."""
+"""Messages that a publisher sent twice, and that two workers receive: which one is sent."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ from bridge.worker.deduplicator import New, Repeat, Wait
 from tests.unit.worker.cluster.team import HEARD_AFTER_SECONDS, Team, again, message
 
 WINDOW_SECONDS = 60.0
-# How long it takes at most until what one worker does is known to the others.
+# The longest time until a worker's report has reached the others.
 TOLD_SECONDS = REPORT_SECONDS + HEARD_AFTER_SECONDS + 0.001
 MakeTeam = Callable[[int], Team]
 
@@ -36,14 +36,14 @@ def make_team() -> Iterator[MakeTeam]:
 
 
 async def send(team: Team, worker: int, message_id: str | None = "m-1") -> None:
-    """Have one worker send a message, and the others hear of it."""
+    """Let one worker send a message, and report it to the others."""
     sender = team.members[worker]
     sender.settle(await sender.begin(message(team, message_id)))
     await asyncio.sleep(TOLD_SECONDS)
 
 
 def test_what_a_peer_has_sent_is_a_repeat(make_team: MakeTeam) -> None:
-    """It is answered as the first was, but for the service's id, which is not told."""
+    """It is answered like the first, without the service's id, which is not reported."""
     team = make_team(3)
 
     async def story() -> list[object]:
@@ -57,7 +57,7 @@ def test_what_a_peer_has_sent_is_a_repeat(make_team: MakeTeam) -> None:
 
 
 def test_another_body_or_no_id_is_another_message(make_team: MakeTeam) -> None:
-    """Only the same id is the same message; nothing is said of one without an id."""
+    """Only a message with the same id is the same; one without an id is not reported."""
     team = make_team(2)
 
     async def story() -> list[object]:
@@ -79,7 +79,7 @@ def test_another_body_or_no_id_is_another_message(make_team: MakeTeam) -> None:
 def test_the_window_is_the_same_for_all(
     make_team: MakeTeam, seconds: float, taken: type, worker: int
 ) -> None:
-    """What was sent longer ago is sent again, also by the worker that sent it."""
+    """After the window a message is sent again, also by the worker that sent the first."""
     team = make_team(2)
 
     async def story() -> object:
@@ -91,7 +91,7 @@ def test_the_window_is_the_same_for_all(
 
 
 def test_a_redelivery_is_known_beyond_the_window(make_team: MakeTeam) -> None:
-    """A lost ack has nothing to do with what the publisher does."""
+    """A redelivery after a lost ack is no second message of the publisher."""
     team = make_team(1)
 
     async def story() -> object:
@@ -106,7 +106,7 @@ def test_a_redelivery_is_known_beyond_the_window(make_team: MakeTeam) -> None:
 def test_what_a_peer_has_in_flight_is_waited_for(
     make_team: MakeTeam, taken: type, *, sent: bool
 ) -> None:
-    """What becomes of the first decides on the second at once: sent, or a copy or a dead letter."""
+    """The second is a repeat once the first is sent; after a copy or a dead letter it is new."""
     team = make_team(2)
     first, second = team.members
 
@@ -126,7 +126,7 @@ def test_what_a_peer_has_in_flight_is_waited_for(
 
 
 def test_what_went_back_is_no_longer_waited_for(make_team: MakeTeam) -> None:
-    """A peer that gives its delivery back lets another one be tried."""
+    """When a peer returns its delivery to the queue, the second one is tried."""
     team = make_team(2)
     first, second = team.members
 
@@ -172,7 +172,7 @@ def test_reports_that_were_lost_with_the_connection_are_made_again(
 
 
 def test_a_peer_that_dies_is_waited_for_some_seconds(make_team: MakeTeam) -> None:
-    """What it had in flight is then sent by the other, which is given it as another message."""
+    """Then the other worker sends the equal message that it received."""
     team = make_team(2)
     first, second = team.members
 
@@ -188,7 +188,7 @@ def test_a_peer_that_dies_is_waited_for_some_seconds(make_team: MakeTeam) -> Non
 
 
 def test_a_peer_that_has_left_is_not_waited_for(make_team: MakeTeam) -> None:
-    """Who said bye has nothing in hand, whatever was lost of what it said before."""
+    """It has nothing in flight, even if its last report was lost."""
     team = make_team(2)
     first, second = team.members
 
@@ -206,7 +206,7 @@ def test_a_peer_that_has_left_is_not_waited_for(make_team: MakeTeam) -> None:
 
 
 def test_of_two_that_have_it_the_other_is_waited_for(make_team: MakeTeam) -> None:
-    """What one lets go of, another may still have in hand."""
+    """One of two has released the message; the other still has it in flight."""
     team = make_team(3)
     first, second, third = team.members
 
@@ -225,7 +225,7 @@ def test_of_two_that_have_it_the_other_is_waited_for(make_team: MakeTeam) -> Non
 
 
 def test_what_is_taken_again_at_once_is_in_hand(make_team: MakeTeam) -> None:
-    """A report that says both that it was let go and that it was taken means the last."""
+    """If a report contains a message as ended and as taken, it is in flight."""
     team = make_team(2)
     first, second = team.members
 
@@ -244,7 +244,7 @@ def test_what_is_taken_again_at_once_is_in_hand(make_team: MakeTeam) -> None:
 
 
 def test_workers_that_start_together_ask_each_other_once(make_team: MakeTeam) -> None:
-    """None of them knows all, and what they know is told once."""
+    """None of them knows all messages, and each answers each other one once."""
     team = make_team(3)
     team.play(asyncio.sleep(2 * MAX_RECENT_SECONDS))
 
@@ -252,7 +252,7 @@ def test_workers_that_start_together_ask_each_other_once(make_team: MakeTeam) ->
 
 
 def test_none_waits_in_a_pause(make_team: MakeTeam) -> None:
-    """What waits when a pause begins makes room within a second: it is to be put off."""
+    """A delivery that waits when a pause begins is put off within a second."""
     team = make_team(2)
     first, second = team.members
 
@@ -271,7 +271,7 @@ def test_none_waits_in_a_pause(make_team: MakeTeam) -> None:
 
 @pytest.mark.parametrize("sent", [True, False])
 def test_a_lost_end_is_asked_for(make_team: MakeTeam, *, sent: bool) -> None:
-    """Who waits asks each second; what was let go, which nobody says again, holds it up longer."""
+    """A waiting worker asks each second; an end without an acceptance is not repeated."""
     team = make_team(2)
     first, second = team.members
 
@@ -293,7 +293,7 @@ def test_a_lost_end_is_asked_for(make_team: MakeTeam, *, sent: bool) -> None:
 
 
 def test_many_are_told_in_few_messages(make_team: MakeTeam) -> None:
-    """A thousand messages in a tenth of a second are some reports, not a thousand."""
+    """A thousand messages in a tenth of a second need a few reports, not a thousand."""
     team = make_team(2)
     first, second = team.members
 
@@ -310,7 +310,7 @@ def test_many_are_told_in_few_messages(make_team: MakeTeam) -> None:
 
 
 def test_who_is_alone_says_nothing(make_team: MakeTeam) -> None:
-    """One worker reports to nobody, and keeps nothing to report."""
+    """A single worker reports nothing, and keeps nothing to report."""
     team = make_team(1)
     team.play(send(team, 0))
 
@@ -319,7 +319,7 @@ def test_who_is_alone_says_nothing(make_team: MakeTeam) -> None:
 
 @pytest.mark.parametrize("count", [1, 1000])
 def test_a_newcomer_learns_what_was_sent(make_team: MakeTeam, count: int) -> None:
-    """Also what was sent by a worker that is gone; the age is told, not the moment."""
+    """Including messages of a worker that is gone; the answer has ages, not times."""
     team = make_team(2)
 
     async def story() -> list[object]:
@@ -387,7 +387,7 @@ def test_a_frozen_worker_learns_what_it_missed(make_team: MakeTeam, *, is_sent: 
 
 
 def test_a_newcomer_is_told_what_is_in_flight(make_team: MakeTeam) -> None:
-    """It waits for what was begun before it came."""
+    """It waits for a message that was in flight before it joined."""
     team = make_team(2)
 
     async def story() -> object:
@@ -405,7 +405,7 @@ def test_a_newcomer_is_told_what_is_in_flight(make_team: MakeTeam) -> None:
 
 
 def test_what_was_sent_in_silence_is_told_afterwards(make_team: MakeTeam) -> None:
-    """A worker that could not be heard tells what it sent meanwhile."""
+    """A worker without a connection reports afterwards which messages it sent meanwhile."""
     team = make_team(2)
     first, second = team.members
 
@@ -423,7 +423,7 @@ def test_what_was_sent_in_silence_is_told_afterwards(make_team: MakeTeam) -> Non
 def test_what_was_sent_elsewhere_is_acked_silently_when_it_is_the_same_delivery(
     make_team: MakeTeam,
 ) -> None:
-    """A redelivery of what a peer sent has had its answer; another message with the id has none."""
+    """A redelivery of a sent message has been answered; a second message with its id has not."""
     team = make_team(2)
     first, second = team.members
 
