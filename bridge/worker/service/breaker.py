@@ -82,7 +82,7 @@ class CircuitBreaker:
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        self.classifier = self._classifier = FailureClassifier()
+        self.classifier = FailureClassifier()
         self.rates = rates
         self._policy = Policy.of(settings)
         self._cluster = cluster
@@ -91,7 +91,7 @@ class CircuitBreaker:
         self._clock = clock
         self._chance = chance
         self._sender_waits = SenderRetryAfter()
-        self._breaker = ServiceState(settings.outage_after, counted_since=clock())
+        self._state = ServiceState(settings.outage_after, counted_since=clock())
         # Copies of values that are read for each message, because reading the state takes longer.
         self._accepted_at: float | None = None
         self._is_calm = True
@@ -104,52 +104,52 @@ class CircuitBreaker:
     @property
     def state(self) -> ServiceState:
         """The current state, including the last acceptance."""
-        if self._breaker.accepted_at != self._accepted_at:
-            self._breaker = self._breaker._replace(accepted_at=self._accepted_at)
-        return self._breaker
+        if self._state.accepted_at != self._accepted_at:
+            self._state = self._state._replace(accepted_at=self._accepted_at)
+        return self._state
 
     @property
     def trip(self) -> Trip | None:
         """Why it is open, and its probe; None if it is closed."""
-        return self._breaker.trip
+        return self._state.trip
 
     @property
     def paused(self) -> PauseReason | None:
         """Why it is open; None if it is closed."""
-        return None if self._breaker.trip is None else self._breaker.trip.reason
+        return None if self._state.trip is None else self._state.trip.reason
 
     @property
     def is_outage_suspected(self) -> bool:
         """Whether enough requests have failed in a row that an outage is likely."""
-        return self._breaker.phase_at(self._clock()) is Phase.SUSPECTED
+        return self._state.phase_at(self._clock()) is Phase.SUSPECTED
 
     @property
     def retry_after_seconds(self) -> float:
         """Seconds until the service accepts requests again; zero if it does now."""
-        return max(0.0, self._breaker.retry_after.seconds_left(self._clock()))
+        return max(0.0, self._state.retry_after.seconds_left(self._clock()))
 
     @property
     def probes_wanted(self) -> int:
         """Number of deliveries to prefetch, while the breaker is open, to find a probe."""
-        return self._breaker.probes_wanted(self._clock(), elsewhere=self._cluster.is_probing)
+        return self._state.probes_wanted(self._clock(), elsewhere=self._cluster.is_probing)
 
     # Before a request is sent
 
     @property
     def admits_all(self) -> bool:
         """Whether every message may be sent now, so that `check` need not be called."""
-        is_clear = self._is_calm and not self._classifier.is_counting
+        is_clear = self._is_calm and not self.classifier.is_counting
         return is_clear and self._sender_waits.is_empty and not self._is_told_to_wait
 
     @property
     def _is_told_to_wait(self) -> bool:
         # The clock is read only if there was a wait.
         ends_at = self._retry_after_ends_at
-        return ends_at > 0.0 and self._breaker.trip is None and ends_at > self._clock()
+        return ends_at > 0.0 and self._state.trip is None and ends_at > self._clock()
 
     def admits(self, key: str) -> bool:
         """Whether a message that was allowed may still be sent."""
-        trip = self._breaker.trip
+        trip = self._state.trip
         return not self._is_told_to_wait if trip is None else trip.probe == key
 
     def check(self, delivery: Delivery, request: SendRequest) -> Retried | Wait | None:
@@ -164,8 +164,8 @@ class CircuitBreaker:
         self._become(self.state.after_check(self._clock(), self._chance()))
         envelope = delivery.envelope
         has_failed = envelope.attempts > 0 or envelope.uncertain_attempts > 0
-        if self._breaker.trip is not None:
-            return self._check_probe(self._breaker.trip, envelope, request.to, has_failed)
+        if self._state.trip is not None:
+            return self._check_probe(self._state.trip, envelope, request.to, has_failed)
         if has_failed and self._holds_back(envelope):
             return self._postpone(0.0)
         return self._check_retry_after(delivery, request)
@@ -181,7 +181,7 @@ class CircuitBreaker:
         return put_off("rate_limited", self._policy, detail=detail, wait_seconds=seconds)
 
     def _postpone(self, seconds: float) -> Retried:
-        trip = self._breaker.trip
+        trip = self._state.trip
         why = "an outage is suspected" if trip is None else trip.reason
         detail = f"the worker is paused: {why}"
         return put_off("paused", self._policy, detail=detail, wait_seconds=seconds)
@@ -189,7 +189,7 @@ class CircuitBreaker:
     def _holds_back(self, envelope: Envelope) -> bool:
         """Whether to delay a message that has failed, once, until an outage is certain."""
         # A message that returns from such a delay, or from a pause, is not delayed again.
-        if envelope.put_off_for == "paused" or self._breaker.failures < OUTAGE_REQUESTS:
+        if envelope.put_off_for == "paused" or self._state.failures < OUTAGE_REQUESTS:
             return False
         if envelope.key in self._held_back or len(self._held_back) >= MAX_HELD_BACK:
             return False
@@ -205,24 +205,24 @@ class CircuitBreaker:
     ) -> Retried | Wait | None:
         """Make a message the probe if it is a good one; return None if it is, and due."""
         key, now = envelope.key, self._clock()
-        if trip.reason == "rate_limited" and recipient == self._breaker.limited_recipient:
+        if trip.reason == "rate_limited" and recipient == self._state.limited_recipient:
             # It would get the same answer; a message to another number proves more.
             return self._postpone(max(0.0, trip.asked_until - now))
-        is_suspect = self._classifier.is_suspect(key, recipient)
+        is_suspect = self.classifier.is_suspect(key, recipient)
         is_costly = trip.reason == "outage" and has_failed
         is_costly = is_costly and self._policy.is_last_try(
             attempts=envelope.attempts, uncertain_attempts=envelope.uncertain_attempts
         )
         rank = Rank.RELUCTANT if is_suspect or is_costly else Rank.WILLING
         self._become(self.state.with_probe(key, rank, now, elsewhere=self._cluster.is_probing))
-        seconds_to_probe = self._breaker.seconds_to_probe(now)
-        if self._breaker.is_probe(key):
+        seconds_to_probe = self._state.seconds_to_probe(now)
+        if self._state.is_probe(key):
             if seconds_to_probe > 0:
                 return Wait("probe", seconds_to_probe)
             self._become(self.state.after_probe_left())
             return None
         patience = PATIENCE_SECONDS - (now - trip.tripped_at)
-        if patience > 0 and rank is Rank.WILLING and self._breaker.is_probed_soon(now):
+        if patience > 0 and rank is Rank.WILLING and self._state.is_probed_soon(now):
             return Wait("probe", patience)
         # Messages behind it may be better probes, and need its place.
         return self._postpone(max(0.0, seconds_to_probe))
@@ -247,22 +247,22 @@ class CircuitBreaker:
         left = self._retry_after_ends_at - now
         if left <= 0:
             return None
-        self._classifier.expect(key)
+        self.classifier.expect(key)
         return Wait("retry_after", left)
 
     def _is_in_the_way(self, sender: str, now: float) -> bool:
-        return self._breaker.retry_after.lets_leave(now) and self._classifier.is_only_sender(sender)
+        return self._state.retry_after.lets_leave(now) and self.classifier.is_only_sender(sender)
 
     def _seconds_behind(self, key: str, request: SendRequest, now: float) -> float:
-        if not self._classifier.is_subject(key):
+        if not self.classifier.is_subject(key):
             return 0.0
-        if self._classifier.about(key, request.to, request.sender) is not None:
+        if self.classifier.about(key, request.to, request.sender) is not None:
             return 0.0
         if (left := self._retry_after_ends_at - now) > 0:
             return left + LEAVING_SECONDS
-        if not self._classifier.others:
+        if not self.classifier.others:
             return 0.0
-        return max(self._retry_after_ends_at, self._breaker.reset_at) + BEHIND_SECONDS - now
+        return max(self._retry_after_ends_at, self._state.reset_at) + BEHIND_SECONDS - now
 
     # After the answer
 
@@ -273,7 +273,7 @@ class CircuitBreaker:
         it is the probe. A fault that is not the message's own does not count as an attempt.
         """
         envelope = delivery.envelope
-        is_clear = not self._classifier.is_counting and self._sender_waits.is_empty
+        is_clear = not self.classifier.is_counting and self._sender_waits.is_empty
         if answer.fate is Fate.SENT and self._is_healthy and is_clear:
             # The path of nearly every message: the acceptance changes nothing.
             self._accepted_at = self._clock()
@@ -282,7 +282,7 @@ class CircuitBreaker:
         self._learn(answer, key, request)
         if answer.about == "sender":
             return self._put_off_sender(answer, request.sender)
-        trip, times = self._breaker.trip, 1
+        trip, times = self._state.trip, 1
         match answer.fate:
             case Fate.SENT | Fate.REFUSED | Fate.RETRY | Fate.UNCERTAIN | Fate.NOT_SENT:
                 is_spared = trip is not None and trip.probe != key and answer.counts_as_outage
@@ -292,15 +292,15 @@ class CircuitBreaker:
             case Fate.SLOW_DOWN:
                 # If no other message is about to be sent, this one moves to a retry queue after one
                 # more attempt, to make room for others.
-                is_in_the_way = self._classifier.is_subject_again(key)
-                is_in_the_way = is_in_the_way and not self._classifier.others
+                is_in_the_way = self.classifier.is_subject_again(key)
+                is_in_the_way = is_in_the_way and not self.classifier.others
                 can_be_held = trip is None and not is_in_the_way
             case Fate.SETUP | Fate.AMBIGUOUS:
                 elsewhere = self._cluster.is_probing
                 self._become(self.state.with_held_probe(key, elsewhere=elsewhere))
-                can_be_held = self._breaker.is_probe(key)
+                can_be_held = self._state.is_probe(key)
                 if trip is None:
-                    times = max(1, self._classifier.ambiguous_answers(key))
+                    times = max(1, self.classifier.ambiguous_answers(key))
         if can_be_held and delivery.held_seconds <= MAX_HOLD_SECONDS:
             return None
         return put_off_for(answer, self._policy, times=times)
@@ -326,11 +326,11 @@ class CircuitBreaker:
         return put_off_for(answer, self._policy) if is_spared and not is_last else outcome
 
     def _learn(self, answer: Answer, key: str, request: SendRequest) -> None:
-        if self._classifier.is_counting:
+        if self.classifier.is_counting:
             self._wake_up.messages()
         if answer.fate is Fate.SENT:
             self._sender_waits.accept(request.sender)
-        in_a_row = self._classifier.is_refused_in_a_row
+        in_a_row = self.classifier.is_refused_in_a_row
         self._become(
             self.state.after_answer(
                 answer, key, request.to, self._clock(), self._chance(), is_refused_in_a_row=in_a_row
@@ -339,20 +339,20 @@ class CircuitBreaker:
 
     def give_up_probe(self, key: str) -> None:
         """Stop using a message as the probe, so that another one can be."""
-        if self._breaker.trip is not None:
+        if self._state.trip is not None:
             self._become(self.state.without_probe(key))
 
     # Events from elsewhere
 
     def end_passed_wait(self) -> None:
         """Close if the service asked for a wait that is over, and no worker sends a probe."""
-        if self._breaker.trip is not None:
+        if self._state.trip is not None:
             elsewhere = self._cluster.is_probing
             self._become(self.state.after_passed_wait(self._clock(), elsewhere=elsewhere))
 
     def renew_key(self) -> None:
         """Send the probe at once, and forget all evidence: the API key has changed."""
-        self._classifier.renew_key()
+        self.classifier.renew_key()
         self._sender_waits.clear()
         self._become(self.state.with_new_key())
 
@@ -395,7 +395,7 @@ class CircuitBreaker:
 
     def _become(self, after: ServiceState, *, is_from_peer: bool = False) -> None:
         """Switch to the next state, and perform the effects of the change."""
-        before, self._breaker = self._breaker, after
+        before, self._state = self._state, after
         self._accepted_at = after.accepted_at
         self._retry_after_ends_at = after.retry_after.ends_at
         is_suspected = after.failures >= OUTAGE_REQUESTS
@@ -434,14 +434,14 @@ class CircuitBreaker:
         if is_from_peer:
             return
         if is_new:
-            self._cluster.publish("opened", self._breaker)
+            self._cluster.publish("opened", self._state)
         if before is not None and after.others.failures > before.others.failures:
-            self._cluster.publish("probe_failed", self._breaker)
+            self._cluster.publish("probe_failed", self._state)
 
     def _end(self, reason: PauseReason, *, is_from_peer: bool) -> None:
         if reason == "outage":
             self.rates.start_slowly(workers=1 + self._cluster.others)
         self._report.end(reason)
-        self._classifier.forget_refusals()
+        self.classifier.forget_refusals()
         if not is_from_peer:
             self._cluster.publish_closed(reason)
