@@ -370,6 +370,21 @@ def test_probe_gives_its_place_up(world: World) -> None:
     assert world.breaker.probes_wanted == 1
 
 
+@pytest.mark.parametrize("waits_for", ["probe", "retry_after"])
+def test_an_operators_pause_ends_a_wait(world: World, waits_for: str) -> None:
+    """A message that waits for the service leaves for a retry queue when an operator pauses."""
+    if waits_for == "probe":
+        world.breaker.peer_opened("misconfigured", world.began, failures=(5, 5))
+    else:
+        world.breaker.peer_asked_to_wait(30)
+    world.at(3, world.pauses.operator_paused)
+    delivery = world.delivery("m")
+
+    assert world.all_of(delivery)[0] == Retried("paused", 5.0, "the worker is paused: operator")
+    assert delivery.waited_seconds == {waits_for: pytest.approx(3)}
+    assert world.posts == []
+
+
 def test_long_pause_is_waited_for_on_the_ladder(world: World) -> None:
     """What comes in a pause for which the service named a time stays away for that long."""
     for number in ("first", "second"):
@@ -441,7 +456,9 @@ def test_short_slow_down_is_waited_for_here(world: World) -> None:
     assert isinstance(world.all_of(delivery)[0], Sent)
     (_, _), (again, _) = world.posts
     assert LATENCY_SECONDS + 5 <= again <= LATENCY_SECONDS + 6
-    assert delivery.waited_seconds == {"retry_after": pytest.approx(again - LATENCY_SECONDS)}
+    waited = pytest.approx(again - LATENCY_SECONDS)
+    assert delivery.waited_seconds == {"retry_after": waited}
+    assert world.value("throttled_seconds_total", cause="retry_after") == waited
 
 
 def test_long_slow_down_is_waited_for_on_the_ladder(world: World) -> None:
