@@ -14,7 +14,7 @@ from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
 from bridge.sandbox import processes
-from bridge.sandbox.broker import private_broker
+from bridge.sandbox.broker import Broker, private_broker
 from tests.ears import Ears, listening
 
 # A busy computer is no failure.
@@ -29,14 +29,17 @@ def anyio_backend() -> tuple[str, dict[str, Any]]:
 
 
 @pytest.fixture(scope="session")
-def amqp_url() -> Iterator[str]:
-    """Give the URL of a real RabbitMQ: SMS_BRIDGE_TEST_AMQP_URL, else a private one."""
-    url = os.environ.get("SMS_BRIDGE_TEST_AMQP_URL")
-    if url:
-        yield url
-        return
+def own_broker() -> Iterator[Broker]:
+    """Run a broker of this process's own: a test may kill or freeze it, and leaves it running."""
     with private_broker() as broker:
-        yield broker.url
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def amqp_url(request: pytest.FixtureRequest) -> str:
+    """Return the URL of a real RabbitMQ: SMS_BRIDGE_TEST_AMQP_URL, else that of our own."""
+    url = os.environ.get("SMS_BRIDGE_TEST_AMQP_URL")
+    return url or str(request.getfixturevalue("own_broker").url)
 
 
 def pytest_configure() -> None:
@@ -94,10 +97,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class _ByFolder(LoadFileScheduling):  # type: ignore[misc]  # it has no types
-    """Hands out files, or single tests, of the folder for which a process has a broker already.
+    """Hands out files, or single tests, of the folder with which a process has begun.
 
-    Otherwise every process would start both kinds of broker: for `faults`, whose tests may kill it,
-    and for `integration`. Every third process begins with `integration`, which takes half as long.
+    Otherwise every process would start the second broker of `integration`, with the management API.
+    Every third process begins with that folder, which takes half as long as `faults`.
     """
 
     def _split_scope(self, nodeid: str) -> str:

@@ -1,4 +1,4 @@
-"""What the fault tests share: a broker of their own, a service, and a world for each test."""
+"""What the fault tests share: a broker, a service, and a world for each test."""
 
 import functools
 import hashlib
@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 import httpx
 import pytest
 
-from bridge.sandbox.broker import Broker, private_broker
+from bridge.sandbox.broker import Broker
 from bridge.sandbox.processes import Guard, guarded
 from tests.ears import logging_kept
 from tests.faults.bench import Bench, Service, open_bench, open_service
@@ -33,10 +33,9 @@ def setups_named_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def broker() -> Iterator[Broker]:
-    """Run a broker that the fault tests alone may kill, freeze and starve."""
-    with private_broker() as ours:
-        yield ours
+def broker(own_broker: Broker) -> Broker:
+    """Lend the broker of this process, to be killed, frozen and starved."""
+    return own_broker
 
 
 @pytest.fixture(scope="module")

@@ -40,9 +40,14 @@ ASKS_SINCE = (4, 2, 6)
 async def user(bench: Bench, configure: str, write: str, read: str) -> AsyncIterator[str]:
     """Make a user that may do what these patterns match, and give the URL of its login."""
     name, password = secrets.token_hex(4), secrets.token_hex(4)
-    await asyncio.to_thread(bench.broker.ctl, "add_user", name, password)
+    patterns = (pattern.replace("\\", r"\\") for pattern in (configure, write, read))
+    terms = ", ".join(f'<<"{term}">>' for term in (name, "/", *patterns, "test"))
+    # At once, since each `rabbitmqctl` starts an Erlang of its own.
     await asyncio.to_thread(
-        bench.broker.ctl, "set_permissions", "-p", "/", name, configure, write, read
+        bench.broker.ctl,
+        "eval",
+        f'rabbit_auth_backend_internal:add_user(<<"{name}">>, <<"{password}">>, <<"test">>), '
+        f"rabbit_auth_backend_internal:set_permissions({terms}).",
     )
     try:
         yield str(URL(bench.proxy.url).with_user(name).with_password(password))

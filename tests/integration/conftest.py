@@ -540,7 +540,7 @@ async def http() -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 async def amqp(amqp_url: str) -> AsyncIterator[Amqp]:
     """Lend a client of the broker that all tests share."""
     async with open_amqp(amqp_url) as client:
