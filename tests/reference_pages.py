@@ -16,17 +16,26 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import yaml
+from pydantic import BaseModel
 from typer._click.core import Command, Context, Parameter
 from typer.core import TyperGroup
 from typer.main import get_command
 
 from bridge.__main__ import app
+from bridge.admin.message_models import (
+    DeadLetterHeaders,
+    EventHeaders,
+    EventProperties,
+    OutcomeBody,
+    RequestHeaders,
+)
 from bridge.config import Settings
 from bridge.config.presets import PRESETS, code_meanings, preset_settings
 from bridge.config.settings import known_keys
 from bridge.telemetry.metrics import BridgeMetrics, new_registry
 from bridge.webhook.metrics import WebhookMetrics
 from bridge.worker.metrics import WorkerMetrics
+from bridge.worker.request import SendRequest
 from tests.markdown import table, with_part
 
 PROJECT: Final = Path(__file__).parents[1]
@@ -494,6 +503,18 @@ def error_codes_part() -> str:
     return "\n\n".join(parts)
 
 
+# Messages
+
+
+def members_part(column: str, model: type[BaseModel]) -> str:
+    """Make the table of a model's headers, properties or members."""
+    rows = (
+        (f"`{field.alias or name}`", field.description or NOT_WRITTEN)
+        for name, field in model.model_fields.items()
+    )
+    return table((column, "meaning"), rows)
+
+
 # Pages
 
 
@@ -501,6 +522,14 @@ def pages() -> dict[Path, str]:
     """Make every page of reference anew, by path; prose outside the marks is kept."""
     found = metrics()
     parts = {
+        "reference": {
+            "request": members_part("member", SendRequest),
+            "request-headers": members_part("header", RequestHeaders),
+            "dead-letter-headers": members_part("header", DeadLetterHeaders),
+            "outcome": members_part("member", OutcomeBody),
+            "event-properties": members_part("property", EventProperties),
+            "event-headers": members_part("header", EventHeaders),
+        },
         "metrics": {
             **{role: metrics_part(ones) for role, ones in found.items()},
             "labels": labels_part(one for ones in found.values() for one in ones),

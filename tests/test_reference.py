@@ -6,22 +6,13 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from pydantic import BaseModel
 
-from bridge.admin.message_models import (
-    DeadLetterHeaders,
-    EventHeaders,
-    EventProperties,
-    OutcomeBody,
-    RequestHeaders,
-)
 from bridge.config import Settings
 from bridge.outcome_event import ReceiptOutcome
 from bridge.webhook.receipts import DeliveryState
 from bridge.worker import envelope
 from bridge.worker.delivery import WaitCause
 from bridge.worker.fates import DeadReason, FinalOutcome
-from bridge.worker.request import SendRequest
 from tests.reference_pages import NOT_WRITTEN, pages
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -31,15 +22,11 @@ SECTIONS = {
     heading: {
         column: re.findall(r"^\| `([^`]+)`", rows, re.MULTILINE)
         for column, rows in re.findall(
-            r"^\| (\w+) \|.*\n\|[-|]+\n((?:\|.*\n?)+)", text, re.MULTILINE
+            r"^\| (\w+) \|.*\n\|[-| ]+\n((?:\|.*\n?)+)", text, re.MULTILINE
         )
     }
     for heading, text in re.findall(r"^## (.+)\n((?:(?!## ).*\n)*)", PAGE, re.MULTILINE)
 }
-
-
-def _names(model: type[BaseModel]) -> list[str]:
-    return [field.alias or name for name, field in model.model_fields.items()]
 
 
 GENERATED = pages()
@@ -55,23 +42,16 @@ def test_a_generated_page_is_up_to_date(path: Path) -> None:
     assert NOT_WRITTEN not in GENERATED[path]
 
 
-TRACE = {"traceparent", "tracestate"}
 OUTCOMES = [*get_args(FinalOutcome), *get_args(ReceiptOutcome)]
 ROWS: dict[tuple[str, str], Iterable[str]] = {
-    ("A request: body", "member"): _names(SendRequest),
-    ("A request: headers", "header"): _names(RequestHeaders),
-    ("A dead letter: headers", "header"): set(_names(DeadLetterHeaders)) - TRACE,
     ("A dead letter: headers", "reason"): get_args(DeadReason),
     ("An outcome", "outcome"): OUTCOMES,
-    ("An outcome", "member"): _names(OutcomeBody),
-    ("An event", "property"): _names(EventProperties),
-    ("An event", "header"): _names(EventHeaders),
 }
 
 
 @pytest.mark.parametrize(("heading", "column"), ROWS)
 def test_a_table_has_what_there_is(heading: str, column: str) -> None:
-    """Every header, property, member, reason and outcome has its row, and no row is too many."""
+    """Every reason and outcome has its row, and no row is too many."""
     assert sorted(SECTIONS[heading][column]) == sorted(ROWS[heading, column])
 
 
@@ -117,5 +97,5 @@ def test_the_names_on_the_broker_are_the_defaults() -> None:
 
     assert set(SECTIONS["Names on the broker"]["name"]) == own | inbound
     assert "`5s 30s 2m 10m 1h`" in PAGE
-    assert f"`worker.max_text_length` ({settings.worker.max_text_length})" in PAGE
+    assert f"`worker.max_text_length` is {settings.worker.max_text_length} by default" in PAGE
     assert all(f"`{word}`" in PAGE for word in get_args(DeliveryState))

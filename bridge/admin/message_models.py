@@ -12,9 +12,8 @@ from bridge.outcome_event import ReceiptOutcome
 from bridge.webhook.receipts import DeliveryState
 from bridge.worker.fates import DeadReason, FinalOutcome
 
-Moment = Annotated[
-    float | datetime, Field(description="unix seconds, or RFC 3339 with a time zone")
-]
+# Unix seconds, or RFC 3339 with a time zone.
+Moment = float | datetime
 TraceParent = Annotated[
     str, StringConstraints(pattern="^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$")
 ]
@@ -25,42 +24,78 @@ class _Described(BaseModel):
     model_config = ConfigDict(extra="allow")
 
 
-class _TraceHeaders(_Described):
-    traceparent: TraceParent | None = None
-    tracestate: str | None = None
-
-
-class RequestHeaders(_TraceHeaders):
+class RequestHeaders(_Described):
     """The headers that a publisher may set for one message.
 
     Any other name that begins with `sms-bridge-` makes the message invalid, unless the bridge
     itself writes it.
     """
 
-    expires_at: Moment | None = Field(None, alias="sms-bridge-expires-at")
-    not_before: Moment | None = Field(None, alias="sms-bridge-not-before")
-    on_uncertain: OnUncertain | None = Field(None, alias="sms-bridge-on-uncertain")
-    ordering_key: Annotated[str, StringConstraints(min_length=1)] | None = Field(
-        None, alias="sms-bridge-ordering-key"
+    expires_at: Moment | None = Field(
+        None,
+        alias="sms-bridge-expires-at",
+        description="Time after which the message is not sent, but becomes a dead letter "
+        "`expired`. Unix seconds, or RFC 3339 with a time zone.",
     )
+    not_before: Moment | None = Field(
+        None,
+        alias="sms-bridge-not-before",
+        description="Time before which the message is not sent, in the same formats.",
+    )
+    on_uncertain: OnUncertain | None = Field(
+        None,
+        alias="sms-bridge-on-uncertain",
+        description="`retry` or `park`: what happens after an attempt with an unknown result. "
+        "Overrides `worker.on_uncertain`.",
+    )
+    ordering_key: Annotated[str, StringConstraints(min_length=1)] | None = Field(
+        None,
+        alias="sms-bridge-ordering-key",
+        description="With `worker.ordering: recipient`, messages with one key keep their order, "
+        "instead of messages to one number.",
+    )
+    traceparent: TraceParent | None = Field(
+        None,
+        description="W3C trace context, which is passed on to the service; with exported spans, "
+        "the span of the POST takes its place.",
+    )
+    tracestate: str | None = Field(None, description="W3C trace state, which is passed on too.")
 
 
-class DeadLetterHeaders(_TraceHeaders):
+class DeadLetterHeaders(_Described):
     """The headers of a dead letter beside the headers of its request."""
 
-    reason: DeadReason = Field(alias="sms-bridge-reason")
-    detail: Annotated[str, StringConstraints(max_length=500)] = Field(alias="sms-bridge-detail")
-    attempts: Annotated[int, Field(ge=0)] = Field(alias="sms-bridge-attempts")
-    status: Annotated[int, Field(ge=100, le=599)] | None = Field(None, alias="sms-bridge-status")
-    code: ErrorCode | None = Field(None, alias="sms-bridge-code")
-    meaning: str | None = Field(
-        None, alias="sms-bridge-meaning", description="the meaning of the code, in our words"
+    reason: DeadReason = Field(
+        alias="sms-bridge-reason", description="Why the message was given up."
     )
-    dead_at: datetime = Field(alias="sms-bridge-dead-at")
+    detail: Annotated[str, StringConstraints(max_length=500)] = Field(
+        alias="sms-bridge-detail",
+        description="A sentence that names the field, but never its value; of `drained` the "
+        "operator's own.",
+    )
+    attempts: Annotated[int, Field(ge=0)] = Field(
+        alias="sms-bridge-attempts", description="How many attempts were used up."
+    )
+    status: Annotated[int, Field(ge=100, le=599)] | None = Field(
+        None, alias="sms-bridge-status", description="The last HTTP status, if there was one."
+    )
+    code: ErrorCode | None = Field(
+        None, alias="sms-bridge-code", description="The service's error code, if there was one."
+    )
+    meaning: str | None = Field(
+        None,
+        alias="sms-bridge-meaning",
+        description="The meaning of the code, in our words, if the preset knows it.",
+    )
+    dead_at: datetime = Field(
+        alias="sms-bridge-dead-at", description="When the message was given up, RFC 3339."
+    )
     queue: str = Field(
         alias="sms-bridge-queue",
-        description="the queue that it came from, to which `dlq replay` returns it",
+        description="The queue that it came from, to which `dlq replay` returns it.",
     )
+    traceparent: TraceParent | None = Field(None, description="As on the request.")
+    tracestate: str | None = Field(None, description="As on the request.")
 
 
 class OutcomeBody(BaseModel):
@@ -72,60 +107,81 @@ class OutcomeBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     message_id: str | None = Field(
-        description="in a receipt, the reference that the service echoes; null if it echoes none"
+        description="The request's `message_id`, or the key that the worker made. From a receipt: "
+        "the reference that the service echoes, or null."
     )
-    outcome: Literal[FinalOutcome, ReceiptOutcome]
-    reason: DeadReason | None
-    attempts: Annotated[int, Field(ge=0, description="null in a receipt")] | None
-    status: int | None
-    provider_id: str | None
-    at: datetime
-    code: ErrorCode | None = Field(None, description="the service's own; absent if there is none")
+    outcome: Literal[FinalOutcome, ReceiptOutcome] = Field(
+        description="`sent`, `dead`, `delivered` or `undelivered`."
+    )
+    reason: DeadReason | None = Field(
+        description="Of `dead`: the reason of the dead letter; otherwise null."
+    )
+    attempts: Annotated[int, Field(ge=0)] | None = Field(
+        description="How many attempts were used up; null from a receipt."
+    )
+    status: int | None = Field(description="The last HTTP status, or null.")
+    provider_id: str | None = Field(description="The service's id of the message, or null.")
+    at: datetime = Field(description="When it happened, RFC 3339.")
+    code: ErrorCode | None = Field(
+        None, description="The service's error code; left out if there is none."
+    )
     meaning: str | None = Field(
         None,
-        description="the meaning of the code, in our words; absent if the preset has none",
+        description="The meaning of the code, in our words; left out if the preset has none.",
     )
-    duplicate: bool = Field(False, description="true in the answer to a repeat, otherwise absent")
+    duplicate: bool = Field(
+        False, description="True if the request repeats one that was sent; otherwise left out."
+    )
 
 
-class EventHeaders(_TraceHeaders):
+class EventHeaders(_Described):
     """The headers of an inbound event."""
 
     body_sha256: Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")] = Field(
-        alias="sms-bridge-body-sha256"
+        alias="sms-bridge-body-sha256",
+        description="SHA-256 of the whole webhook's body, in hexadecimal.",
     )
     event_id: VisibleId | None = Field(
         None,
         alias="sms-bridge-event-id",
-        description="the service's id of the event; absent if it gives none",
+        description="Id of the event, the same on a repeat; of a raw event the service's own. Left "
+        "out if the service gives none.",
     )
     delivery: DeliveryState | None = Field(
         None,
         alias="sms-bridge-delivery",
-        description="the result in a delivery receipt; absent in a bundle of several",
+        description="Of a delivery receipt: `delivered`, `failed` or `pending`. Left out, like the "
+        "next two, of a raw body with several receipts.",
     )
     provider_id: VisibleId | None = Field(
         None,
         alias="sms-bridge-provider-id",
-        description="the service's id of the message that a receipt is about",
+        description="Of a receipt: the service's id of the message.",
     )
     message_id: VisibleId | None = Field(
         None,
         alias="sms-bridge-message-id",
-        description="the idempotency key of that message, if the service echoes it",
+        description="Of a receipt: the idempotency key of the message, if the service echoes it.",
     )
+    traceparent: TraceParent | None = Field(
+        None,
+        description="W3C trace context of the webhook; with exported spans, the span of this "
+        "publish.",
+    )
+    tracestate: str | None = Field(None, description="W3C trace state of the webhook.")
 
 
 class EventProperties(_Described):
     """The AMQP properties of an inbound event."""
 
     content_type: str | None = Field(
-        "application/json", description="the service's own if the body is not JSON"
+        "application/json",
+        description="`application/json`; the service's own type for a raw body that is not JSON.",
     )
-    delivery_mode: Literal[2]
-    message_id: Annotated[str, Field(description="unique for each publish")]
-    timestamp: Annotated[datetime, Field(description="when the webhook was received")]
-    type: str | None = Field(None, description="the event's type, cut to 255 bytes")
+    delivery_mode: Literal[2] = Field(description="2: persistent.")
+    message_id: str = Field(description="Another one for each publish: it shows no repeat.")
+    timestamp: datetime = Field(description="When the webhook was received, in seconds.")
+    type: str | None = Field(None, description="The event's type, cut to 255 bytes.")
 
 
 class EventBody(_Described):
@@ -243,8 +299,8 @@ class InboundEvent(BaseModel):
         str,
         StringConstraints(pattern=r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$", max_length=120),
         Field(
-            description="the event's type, with a preset a dot for each colon; `other` if it is "
-            "no routing key, or `unparsed`"
+            description="The event's type, with a preset with a dot for each colon; `other` if "
+            "it is no routing key, or `unparsed`."
         ),
     ]
     properties: EventProperties

@@ -36,15 +36,21 @@ class SendRequest(BaseModel):
         extra="forbid", hide_input_in_errors=True, serialize_by_alias=True, defer_build=True
     )
 
-    to: Annotated[To, Field(description="+ and 4 to 15 digits, the first not 0")]
+    to: Annotated[To, Field(description="`+` and 4 to 15 digits, of which the first is not 0.")]
     sender: Annotated[
         SenderName,
         Field(
             alias="from",
-            description="short sender name; may be left out when worker.default_from is set",
+            description="1 to 32 characters; may be left out if `worker.default_from` is set.",
         ),
     ] = ""
-    text: Annotated[Text, Field(description="1 to worker.max_text_length characters")]
+    text: Annotated[
+        Text,
+        Field(
+            description="1 to `worker.max_text_length` characters; of control characters only tab, "
+            "line feed and carriage return."
+        ),
+    ]
 
 
 class OpenSendRequest(SendRequest):
@@ -58,7 +64,10 @@ class ShortCodeRequest(SendRequest):
 
     to: Annotated[
         ToOrShortCode,
-        Field(description="+ and 4 to 15 digits, the first not 0; or a short code, 3 to 8 digits"),
+        Field(
+            description="`+` and 4 to 15 digits, of which the first is not 0; or a short code of 3 "
+            "to 8 digits."
+        ),
     ]
 
 
