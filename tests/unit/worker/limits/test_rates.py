@@ -77,29 +77,23 @@ def clock() -> Clock:
     return Clock(50.0)
 
 
-def test_bucket_lets_a_burst_through(clock: Clock) -> None:
-    """As many as the burst go at once, and the next ones at the rate."""
+@pytest.mark.parametrize(
+    ("taken", "idle_seconds", "waits"),
+    [
+        (0, 0, [0, 0, 0, 0.5, 1.0, 1.5]),
+        (3, 1, [0, 0, 0.5]),
+        (0, 1e9, [0, 0, 0, 0.5]),
+    ],
+    ids=["burst, then the rate", "time gives back", "never more than the burst"],
+)
+def test_bucket(clock: Clock, taken: int, idle_seconds: float, waits: list[float]) -> None:
+    """A bucket of two a second and a burst of three."""
     bucket = TokenBucket(2, 3, clock)
-
-    assert [bucket.take() for _ in range(6)] == [0, 0, 0, 0.5, 1.0, 1.5]
-
-
-def test_bucket_fills_at_its_rate(clock: Clock) -> None:
-    """Time gives back what was taken."""
-    bucket = TokenBucket(2, 3, clock)
-    for _ in range(3):
+    for _ in range(taken):
         bucket.take()
-    clock.now += 1
+    clock.now += idle_seconds
 
-    assert [bucket.take() for _ in range(3)] == [0, 0, 0.5]
-
-
-def test_bucket_does_not_overflow(clock: Clock) -> None:
-    """However long nothing went, no more than the burst goes at once."""
-    bucket = TokenBucket(2, 3, clock)
-    clock.now += 1e9
-
-    assert [bucket.take() for _ in range(4)] == [0, 0, 0, 0.5]
+    assert [bucket.take() for _ in waits] == waits
 
 
 @pytest.mark.parametrize("per_second", [0.01, 0.5, 1, 7.5, 1000])
@@ -115,30 +109,21 @@ def test_bucket_holds_its_rate(clock: Clock, per_second: float) -> None:
 # --- Rate limits ---------------------------------------------------------------------------------
 
 
-def test_no_limit(world: World) -> None:
-    """Without a limit everything goes at once."""
-    assert world.turns(world.rates(), 500) == [0] * 500
+LIMITS: dict[str, tuple[dict[str, float], list[float]]] = {
+    "none": ({}, [0.0] * 500),
+    "per second": ({"per_second": 2, "burst": 1}, [0, 0.5, 1, 1.5, 2]),
+    "a burst is a second's worth": ({"per_second": 3}, [0, 0, 0, 1 / 3]),
+    "slow": ({"per_second": 0.1}, [0, 10, 20]),
+    "the longer wait of both": ({"per_second": 2, "burst": 1, "per_sender": 1}, [0, 1, 2]),
+}
 
 
-def test_limit_per_second(world: World) -> None:
-    """With a limit the turns are spread over time."""
-    rates = world.rates(RateLimitSettings(per_second=2, burst=1))
+@pytest.mark.parametrize(("limit", "turns"), LIMITS.values(), ids=LIMITS)
+def test_limit(world: World, limit: dict[str, float], turns: list[float]) -> None:
+    """The limits spread the messages of one sender over time."""
+    rates = world.rates(RateLimitSettings.model_validate(limit))
 
-    assert world.turns(rates, 5) == pytest.approx([0, 0.5, 1, 1.5, 2])
-
-
-def test_burst_is_a_seconds_worth(world: World) -> None:
-    """Without a word about the burst it is one second's worth."""
-    rates = world.rates(RateLimitSettings(per_second=3))
-
-    assert world.turns(rates, 4) == pytest.approx([0, 0, 0, 1 / 3])
-
-
-def test_slow_limit_lets_the_first_go(world: World) -> None:
-    """A limit below one a second lets the first go at once."""
-    rates = world.rates(RateLimitSettings(per_second=0.1))
-
-    assert world.turns(rates, 3) == pytest.approx([0, 10, 20])
+    assert world.turns(rates, len(turns)) == pytest.approx(turns)
 
 
 def test_limit_per_sender(world: World) -> None:
@@ -147,13 +132,6 @@ def test_limit_per_sender(world: World) -> None:
     world.turns(rates, 5, "A")
 
     assert world.turns(rates, 1, "B") + world.turns(rates, 1, "A") == pytest.approx([0, 1])
-
-
-def test_both_limits(world: World) -> None:
-    """With both limits the longer wait counts."""
-    rates = world.rates(RateLimitSettings(per_second=2, burst=1, per_sender=1))
-
-    assert world.turns(rates, 3) == pytest.approx([0, 1, 2])
 
 
 def test_waits_for_the_limit_are_counted(world: World) -> None:

@@ -7,7 +7,7 @@ import asyncio
 import itertools
 import random
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -175,33 +175,34 @@ def ask_for_long(breaker: CircuitBreaker, seconds: float) -> None:
     note(breaker, status(429, wait=seconds), 2)
 
 
-@pytest.mark.parametrize("asked", [0.5, 3, 30, 50])
-def test_wait_that_was_asked_for(world: World, asked: float) -> None:
-    """After a 429 nothing goes before the service wants it, and not much later."""
+_429: Final = status(429)
+# The answers before each message, and the shortest wait of the last one. The jitter adds a tenth.
+WAITS: dict[str, tuple[list[list[Answer]], float]] = {
+    "as asked": ([[status(429, wait=30)]], 30),
+    "a shorter wait later": ([[status(429, wait=30), status(429, wait=1)]], 30),
+    "own back-off": ([[_429]], 1),
+    "own back-off doubles": ([[_429]] * 6, 32),
+    "own back-off has an end": ([[_429]] * 20, 60),
+    "many at once count once": ([[_429] * 50, [_429] * 50], 2),
+    "an acceptance resets it": ([[_429]] * 4 + [[ACCEPTED, _429]], 1),
+    "zero is no leave to hammer": ([[status(429, wait=0)]] * 6, 32),
+}
+
+
+@pytest.mark.parametrize("chance", [0.0, 1.0])
+@pytest.mark.parametrize(("answers", "shortest"), WAITS.values(), ids=WAITS)
+def test_wait_after_a_429(
+    world: World, answers: list[list[Answer]], shortest: float, chance: float
+) -> None:
+    """No message goes before the service wants it, and none waits much longer."""
+    breaker = world.breaker(chance=itertools.repeat(chance).__next__)
     waits = []
-    for _ in range(RUNS):
-        breaker = world.breaker()
-        note(breaker, status(429, wait=asked))
-        waits += world.turns(breaker, 1)
+    for some in answers:
+        for answer in some:
+            note(breaker, answer)
+        waits = world.turns(breaker, 20)
 
-    assert asked <= min(waits) <= max(waits) <= asked * 1.1 + 0.001
-
-
-def test_all_slots_stop(world: World) -> None:
-    """While the service wants a wait, no delivery at all goes."""
-    breaker = world.breaker()
-    note(breaker, status(429, wait=5))
-
-    assert min(world.turns(breaker, 20)) >= 5
-
-
-def test_longer_wait_counts(world: World) -> None:
-    """A shorter wait that is asked for later does not shorten the one before."""
-    breaker = world.breaker()
-    note(breaker, status(429, wait=30))
-    note(breaker, status(429, wait=1))
-
-    assert world.turns(breaker, 1)[0] >= 30
+    assert waits == pytest.approx([shortest * (1 + chance / 10)] * 20)
 
 
 def test_wait_is_prolonged_for_those_who_wait(world: World) -> None:
@@ -211,65 +212,6 @@ def test_wait_is_prolonged_for_those_who_wait(world: World) -> None:
     world.loop.call_later(3, note, breaker, status(429, wait=20))
 
     assert world.turns(breaker, 1)[0] >= 23
-
-
-def test_own_back_off(world: World) -> None:
-    """Without a wait that was asked for, our own doubles from one second."""
-    breaker = world.breaker()
-    waits = []
-    for _ in range(6):
-        note(breaker, status(429))
-        waits += world.turns(breaker, 1)
-
-    assert all(
-        step <= wait <= step * 1.1 + 0.001
-        for step, wait in zip([1, 2, 4, 8, 16, 32], waits, strict=True)
-    )
-
-
-def test_own_back_off_has_an_end(world: World) -> None:
-    """Our own back-off does not grow beyond a minute."""
-    breaker = world.breaker()
-    for _ in range(20):
-        note(breaker, status(429))
-        world.passes(70)
-    note(breaker, status(429))
-
-    assert breaker.paused is None
-    assert world.turns(breaker, 1)[0] <= 66
-
-
-def test_many_429_at_once_count_once(world: World) -> None:
-    """Of many 429 that answer requests in flight together, one makes the back-off grow."""
-    breaker = world.breaker()
-    note(breaker, status(429), 50)
-    world.turns(breaker, 1)
-    note(breaker, status(429), 50)
-
-    assert world.turns(breaker, 1)[0] <= 2.2 + 0.001
-
-
-def test_acceptance_ends_the_back_off(world: World) -> None:
-    """After an acceptance our own back-off begins with one second again."""
-    breaker = world.breaker()
-    for _ in range(4):
-        note(breaker, status(429))
-        world.turns(breaker, 1)
-    note(breaker, ACCEPTED)
-    note(breaker, status(429))
-
-    assert world.turns(breaker, 1)[0] <= 1.1 + 0.001
-
-
-def test_no_wait_asked_for_is_no_leave_to_hammer(world: World) -> None:
-    """A service that says 429 and `Retry-After: 0` each time is not asked without a pause."""
-    breaker = world.breaker()
-    for _ in range(5):
-        note(breaker, status(429, wait=0))
-        world.turns(breaker, 1)
-    note(breaker, status(429, wait=0))
-
-    assert world.turns(breaker, 1)[0] > 0
 
 
 def test_the_log_says_with_what_status_a_pause_began(world: World, ears: Ears) -> None:
