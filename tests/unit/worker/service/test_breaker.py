@@ -1311,14 +1311,48 @@ def test_no_slow_start_after_other_pauses(world: World) -> None:
 # --- What an answer means for its delivery --------------------------------------------------------
 
 
-def test_acceptance_is_sent(world: World) -> None:
-    """An accepted message is sent."""
-    assert rule(world.breaker(), status(202), "m") == Sent(status=202)
+def closed(world: World) -> CircuitBreaker:
+    """Make a closed breaker."""
+    return world.breaker()
 
 
-def test_short_slow_down_holds_the_message(world: World) -> None:
-    """After a 429 with a wait that it can be held for, a message is tried again from here."""
-    assert rule(world.breaker(), status(429, wait=30), "m") is None
+# A breaker, the answer to a message with these attempts, and its outcome: why, whether the attempt
+# counts, and whether it may have been sent.
+OUTCOMES: dict[str, tuple[Callable[[World], CircuitBreaker], Answer, dict[str, Any], Any]] = {
+    "accepted": (closed, ACCEPTED, {}, (Sent, None, None, None)),
+    "short 429": (closed, status(429, wait=30), {}, None),
+    "long 429": (closed, status(429, wait=120), {}, (Retried, "rate_limited", False, False)),
+    "429 in a pause": (paused, status(429, wait=3), {}, (Retried, "rate_limited", False, False)),
+    "refused in a pause": (paused, status(400), {}, (Dead, "refused", True, False)),
+    "500": (closed, FAILED, {}, (Retried, "uncertain", True, True)),
+    "500 in an outage": (down, FAILED, {"attempts": 4}, (Retried, "paused", False, True)),
+    "lost in an outage": (down, LOST, {"attempts": 4}, (Retried, "paused", False, True)),
+    "503 in an outage": (
+        *(down, status(503, wait=1), {"attempts": 5}),
+        (Retried, "paused", False, False),
+    ),
+    "last uncertain attempt in an outage": (
+        *(down, FAILED, {"uncertain_attempts": 2}),
+        (Dead, "uncertain", True, True),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("make", "answer", "attempts", "expected"), OUTCOMES.values(), ids=OUTCOMES
+)
+def test_outcome_of_an_answer(
+    world: World,
+    make: Callable[[World], CircuitBreaker],
+    answer: Answer,
+    attempts: dict[str, Any],
+    expected: Any,
+) -> None:
+    """A pause for the service's fault uses up no attempt; a short wait holds the message here."""
+    outcome = rule(make(world), answer, "m", **attempts)
+    facts = [getattr(outcome, name, None) for name in ("reason", "burned", "uncertain")]
+
+    assert (None if outcome is None else (type(outcome), *facts)) == expected
 
 
 def test_slow_down_does_not_hold_a_message_for_ever(world: World) -> None:
@@ -1330,15 +1364,6 @@ def test_slow_down_does_not_hold_a_message_for_ever(world: World) -> None:
         outcomes.append(ruled(breaker, status(429), delivery))
 
     assert outcomes == [None, Retried("rate_limited", 5.0, "the SMS API answered 429", status=429)]
-
-
-def test_slow_down_holds_nothing_in_a_pause(world: World) -> None:
-    """A 429 with a wait that begins a pause, or in another one, sends its message to the ladder."""
-    long = rule(world.breaker(), status(429, wait=120), "m")
-    short = rule(paused(world), status(429, wait=3), "m")
-
-    assert long == Retried("rate_limited", 120.0, "the SMS API answered 429", status=429)
-    assert short == Retried("rate_limited", 5.0, "the SMS API answered 429", status=429)
 
 
 def test_slow_down_after_doubts_takes_the_first_step(world: World) -> None:
@@ -1372,37 +1397,6 @@ def test_probe_is_not_held_for_ever(world: World) -> None:
     )
 
 
-def test_failure_burns_an_attempt(world: World) -> None:
-    """Without a pause a message that the service failed on has one attempt less."""
-    outcome = rule(world.breaker(), FAILED, "m")
-
-    assert isinstance(outcome, Retried)
-    assert (outcome.reason, outcome.burned, outcome.uncertain) == ("uncertain", True, True)
-
-
-@pytest.mark.parametrize(
-    ("answer", "attempts", "uncertain"),
-    [(FAILED, 4, True), (LOST, 4, True), (status(503, wait=1), 5, False)],
-    ids=["500", "lost", "503 with Retry-After"],
-)
-def test_failure_in_a_pause_burns_nothing(
-    world: World, answer: Answer, attempts: int, *, uncertain: bool
-) -> None:
-    """In a pause a failure of the service burns no attempt; what may have been sent is counted."""
-    outcome = rule(down(world), answer, "m", attempts=attempts)
-
-    assert isinstance(outcome, Retried)
-    assert (outcome.reason, outcome.burned, outcome.uncertain) == ("paused", False, uncertain)
-
-
-def test_last_uncertain_attempt_ends_in_a_pause_too(world: World) -> None:
-    """What may have been sent too often is dead, pause or not."""
-    outcome = rule(down(world), FAILED, "m", uncertain_attempts=2)
-
-    assert isinstance(outcome, Dead)
-    assert outcome.reason == "uncertain"
-
-
 def test_probe_burns_its_attempt(world: World) -> None:
     """The probe of an outage pays for what it finds out."""
     breaker = down(world)
@@ -1411,14 +1405,6 @@ def test_probe_burns_its_attempt(world: World) -> None:
 
     assert isinstance(outcome, Retried)
     assert outcome.burned
-
-
-def test_answer_about_the_message_counts_in_a_pause(world: World) -> None:
-    """A message in flight that is refused when a pause has begun is dead."""
-    outcome = rule(paused(world), status(400), "m")
-
-    assert isinstance(outcome, Dead)
-    assert outcome.reason == "refused"
 
 
 @pytest.mark.parametrize(
