@@ -154,7 +154,6 @@ class Drain(Action):
         publisher = mover.copies.publisher
         self._max_bytes = publisher.max_properties_bytes
         self._announcer = Announcer(publisher, outcome_exchange=worker.outcome_exchange)
-        self._queue = worker.queue
         self._drained: list[DrainedMessage] = []
         self.maybe_sent = 0
 
@@ -165,10 +164,10 @@ class Drain(Action):
         messages after each round. After BridgeError the remaining messages are in their queues.
         """
         await self._mover.check(self._worker.queue, self._target)
-        for self._queue in waiting.ready:
-            sizes = await read_queue(self._mover.connection, self._queue)
+        for queue in waiting.ready:
+            sizes = await read_queue(self._mover.connection, queue)
             at_most = 0 if sizes is None else sizes.ready
-            async for taken in self._mover.run(self, self._queue, at_most=at_most):
+            async for taken in self._mover.run(self, queue, at_most=at_most):
                 await self._announce()
                 yield taken
 
@@ -177,7 +176,7 @@ class Drain(Action):
 
         There the broker moves a message above the delivery limit to the main queue.
         """
-        if self._queue in self._origins:
+        if self._mover.queue in self._origins:
             return None
         return renewed_properties(
             message.properties, is_repeated=message.redelivered, max_bytes=self._max_bytes
@@ -190,7 +189,7 @@ class Drain(Action):
 
     async def act(self, mover: MessageMover, messages: Sequence[TakenMessage], /) -> Replaced:
         """Publish the copies of messages, then list the confirmed ones in the file."""
-        origin = self._origins.get(self._queue, self._queue)
+        origin = self._origins.get(mover.queue, mover.queue)
         drained = [
             drain_message(one, self._reason, queue=origin, max_bytes=self._max_bytes)
             for one in messages
@@ -199,7 +198,7 @@ class Drain(Action):
             {one.message.tag: (one.message.body, self._target, one.properties) for one in drained}
         )
         moved = [one for one in drained if one.message.tag in stored.tags]
-        self._file.write(one.record(self._queue) for one in moved)
+        self._file.write(one.record(mover.queue) for one in moved)
         # Free the bodies, which are no longer needed.
         self._drained += [replace(one, message=one.message._replace(body=b"")) for one in moved]
         return stored

@@ -144,7 +144,7 @@ class _Inbox:
 class MessageMover:
     """Consumes messages on one channel, in rounds; no round begins once `stopping` is set.
 
-    `moved` counts the replaced messages by queue.
+    `moved` counts the replaced messages by queue; `queue` is that of the current run.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class MessageMover:
         self._inbox = inbox
         self._is_lost = self._is_consuming = False
         self._fault: BridgeError | None = None
-        self._queue = ""
+        self.queue = ""
         self._renews_all = False
         # The unacked messages: tag, and number of the round.
         self._round = 0
@@ -188,7 +188,7 @@ class MessageMover:
 
     def _gone(self) -> BrokerError:
         return BrokerError(
-            f"queue {self._queue}: the broker is gone; nothing is lost, some messages may be in "
+            f"queue {self.queue}: the broker is gone; nothing is lost, some messages may be in "
             "both queues, with one id; run it again"
         )
 
@@ -209,7 +209,7 @@ class MessageMover:
         if the queue is empty, if the action wants no more, or when stopping. After BridgeError, of
         a copy, the file or the broker, the messages that are not replaced stay in their queue.
         """
-        self._queue, self._renews_all = queue, False
+        self.queue, self._renews_all = queue, False
         size = 1
         while not self.stopping.is_set() and (count := min(size, at_most, action.next_round())) > 0:
             taken, taken_bytes = await self._run_round(action, count)
@@ -235,7 +235,7 @@ class MessageMover:
                 batch, batch_bytes = [], 0
         replaced += await self._act(action, batch)
         await self._settle()
-        self.moved[self._queue] += replaced
+        self.moved[self.queue] += replaced
         return taken, taken_bytes
 
     async def _take(self, count: int) -> AsyncIterator[TakenMessage]:
@@ -243,7 +243,7 @@ class MessageMover:
         self._round += 1
         async with self._within(RPC_TIMEOUT_SECONDS):
             await self._channel.basic_qos(prefetch_count=count)
-            consumer = await _consume(self._channel, self._queue, self._callback)
+            consumer = await _consume(self._channel, self.queue, self._callback)
         self._is_consuming = True
         for _ in range(count):
             message = await self._next()
@@ -278,15 +278,15 @@ class MessageMover:
                 return message
             if self._is_lost:
                 raise BrokerError(
-                    f"queue {self._queue}: the broker ended the consumer; run it again"
+                    f"queue {self.queue}: the broker ended the consumer; run it again"
                 )
             async with self._within(RPC_TIMEOUT_SECONDS):
-                answer = await self._channel.queue_declare(self._queue, passive=True)
+                answer = await self._channel.queue_declare(self.queue, passive=True)
             if self.stopping.is_set() or not answer.message_count:
                 return None
         # The broker does not say whether a quorum queue has a single active consumer.
         raise BrokerError(
-            f"queue {self._queue}: the broker delivers nothing; if the queue has a single active "
+            f"queue {self.queue}: the broker delivers nothing; if the queue has a single active "
             "consumer (x-single-active-consumer), stop that one, workers with `sms-bridge pause`, "
             "and run this again; otherwise look at the broker's log"
         )
@@ -320,13 +320,13 @@ class MessageMover:
         """Replace a message by a copy at the end of its queue; if that fails, it is returned."""
         try:
             try:
-                await self.copies.store(message.body, self._queue, properties)
+                await self.copies.store(message.body, self.queue, properties)
             except QueueFullError:
                 if not is_due:
                     return
                 # A full quorum queue refuses a channel that has published to it until much of it
                 # is free. Each message that is taken frees one place, which a new channel can use.
-                await self.copies.store(message.body, self._queue, properties, alone=True)
+                await self.copies.store(message.body, self.queue, properties, alone=True)
         except BrokerError as error:
             self._fault = self._fault or error
         else:
