@@ -354,7 +354,7 @@ class MessageMover:
         Ends when every ack is certain to survive the end of the channel.
         """
         if self._is_consuming:
-            # After a nack the broker would deliver again. It takes all back with the connection.
+            # A nack would start new deliveries; the end of the connection returns all messages.
             return
         await self._settle()
         last = self._last_tag_of_each_nack()

@@ -133,7 +133,7 @@ def _by_code_alone(
     accepted, meanings = api.response.accepted, code_meanings(api.preset)
     shown = {answer.code or str(answer.status) for answer in documented}
     if set(api.error_code_pointers) == {accepted.pointer}:
-        # At this pointer, accepted values stand in place of codes.
+        # The accepted values are where codes would be, and are not errors.
         shown |= set(accepted.values)
     return [
         RenderedAnswer(None, code, meanings.get(code), _becomes(*_read_fate(fate), settings))

@@ -237,7 +237,7 @@ def _check_broker(url: URL, *, is_pod: bool) -> None:
 
 
 def _validate(answers: Answers, secrets: Mapping[Path, str]) -> Settings:
-    """Validate the settings of the answers so far, with unwritten secrets inserted."""
+    """Validate the settings of the answers so far, with the secrets that are not written yet."""
     document: dict[str, Any] = yaml.safe_load(_fill("config", _values(answers))) or {}
     api = document.get("sms_api", {})
     if (key := secrets.get(Path(answers.get("key-file", "")))) is not None:

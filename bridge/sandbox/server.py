@@ -17,7 +17,7 @@ from bridge.http.listener import bind
 
 T = TypeVar("T")
 
-# A request that is still open this long after the signal to stop is a fault, and is cut.
+# A request that is still open this long after the signal to stop hangs, and is cut.
 STOP_GRACE_SECONDS: Final = 0.3
 # Longer than clients keep idle connections, so that none is closed while a request arrives.
 KEEP_ALIVE_SECONDS: Final = 120

@@ -209,7 +209,7 @@ class PlayedService:
         return Rejection(answer, detail)
 
     def accept(self, request: ParsedRequest) -> AcceptedMessage:
-        """Return the message of a request without rejection."""
+        """Return the message of an accepted request."""
         key = request.idempotency_key
         message_id = (key if self._key_is_id else None) or self._new_id()
         return AcceptedMessage(

@@ -214,7 +214,7 @@ async def _is_permitted(connection: Connection, need: Need) -> bool:
     except ChannelAccessRefused:
         return False
     except ChannelClosed:
-        # Refused for the deliberate fault, or because the entity is missing (another check's task).
+        # Refused for the deliberate fault, or for a missing entity, which another check reports.
         return True
     return True
 
