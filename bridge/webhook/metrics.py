@@ -96,7 +96,7 @@ class WebhookMetrics(MetricSet):
     def _events(self, types: Sequence[str]) -> None:
         self.events = self._counter(
             "sms_bridge_webhook_events_total",
-            "Webhooks by outcome; the type is `unknown` until the signature is verified.",
+            "Events by outcome; a refused webhook counts as one of type `unknown`.",
             ("event_type", "outcome"),
             [(event_type, outcome) for event_type in types for outcome in get_args(EventOutcome)],
         )

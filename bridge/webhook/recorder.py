@@ -13,7 +13,7 @@ from bridge.telemetry.log_format import shown_seconds
 from bridge.telemetry.logs import CountedLog, Log
 from bridge.telemetry.trace_context import Span, Tracer
 from bridge.webhook.endpoint import NOT_SIGNED, UNSIGNED, Endpoint
-from bridge.webhook.event import OTHER, WebhookEvent, trace_of
+from bridge.webhook.event import OTHER, UNPARSED, WebhookEvent, trace_of
 from bridge.webhook.metrics import UNKNOWN_DELIVERY, EventOutcome, WebhookMetrics
 from bridge.webhook.spans import begin_webhook, end_webhook
 
@@ -105,6 +105,8 @@ class Recorder:
 
     def _count_event(self, event: WebhookEvent, outcome: EventOutcome) -> None:
         kind = self._metrics.type_label(event.type)
+        if outcome == "published" and event.routing_key == UNPARSED:
+            outcome = "unparsed"
         self._metrics.events.labels(kind, outcome).inc()
         if outcome in {"published", "unparsed"}:
             now = time.time()

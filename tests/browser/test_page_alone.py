@@ -237,10 +237,10 @@ async def test_a_service_is_played_with_its_receipts_and_errors(tab: Tab, port: 
         await expect(page.get_by_role("article").last).to_contain_text("receipt “delivered”")
         await expect(page.get_by_role("article").last).to_contain_text("the bridge answered 200")
         await page.get_by_role("tab", name="Faults").click()
-        stopped = "400 (21610): the person has answered STOP"
+        stopped = "400 (21610): The recipient replied STOP."
         await page.get_by_label("What goes wrong").select_option(stopped)
         await page.get_by_role("button", name="Add this fault").click()
-        await expect(page.locator("#fault-list")).to_contain_text("the person has answered STOP")
+        await expect(page.locator("#fault-list")).to_contain_text("The recipient replied STOP.")
         answer = await page.request.post(
             f"{sandbox_url}/2010-04-01/Accounts/any/Messages.json",
             form={"To": NUMBER, "From": "+15550101", "Body": "Hi"},

@@ -116,7 +116,7 @@ async def test_why_it_was_refused_is_told(line: TwilioLine, twilio: Twilio) -> N
     row = await run_program("dlq", "list", "--id", message_id, settings=line.settings)
     letter = await line.amqp.take(f"{line.queue}.dead", message_id=message_id)
 
-    told = "the person has answered STOP"
+    told = "The recipient replied STOP."
     assert (outcome["reason"], outcome["status"], outcome["code"]) == ("refused", 400, "21610")
     assert (logged["status"], logged["code"]) == (400, "21610")
     assert json.loads(listed.stdout)["code"] == "21610"

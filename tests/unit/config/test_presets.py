@@ -62,6 +62,6 @@ def test_an_answer_is_explained() -> None:
         )
     )
 
-    assert stop == "the person has answered STOP"
+    assert stop == "The recipient replied STOP."
     assert (unknown, sent) == (None, None)
     assert full is not None

@@ -91,7 +91,7 @@ async def test_a_fault_can_be_an_answer_of_the_service(play: Play) -> None:
     """It is ordered by what it means, its code or its fate, with headers beside, and counted."""
     twilio = play("twilio")
     answers = []
-    for name in ("the person has answered STOP", "21611", "setup:credentials_rejected"):
+    for name in ("The recipient replied STOP.", "21611", "setup:credentials_rejected"):
         await order(twilio, answer=name, count=1)
         answers.append(await twilio.post(TWILIO, data=FORM))
     shown = (await order(twilio, answer="20429", headers={"Retry-After": "2"})).json()["faults"]

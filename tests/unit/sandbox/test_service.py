@@ -195,7 +195,7 @@ def test_a_message_keeps_the_id_that_its_request_gives_it() -> None:
     ("preset", "name", "status", "answered", "fate"),
     [
         ("twilio", "21610", None, 400, Fate.REFUSED),
-        ("twilio", "the person has answered STOP", None, 400, Fate.REFUSED),
+        ("twilio", "The recipient replied STOP.", None, 400, Fate.REFUSED),
         ("twilio", "setup:credentials_rejected", None, 401, Fate.SETUP),
         ("twilio", None, 429, 429, Fate.SLOW_DOWN),
         ("twilio", None, 418, 418, Fate.REFUSED),
@@ -219,7 +219,7 @@ def test_a_fault_is_answered_in_the_services_words(
     ("preset", "name", "status"),
     [
         ("twilio", None, None),
-        ("twilio", "queued", None),
+        ("twilio", "Queued.", None),
         ("vonage-sms", None, 200),
         ("generic", None, 204),
     ],
@@ -233,11 +233,11 @@ def test_a_fault_that_says_yes_accepts_the_message(
 
 def test_an_unknown_answer_lists_the_answers() -> None:
     """The error lists the answers, and suggests the nearest name."""
-    meant = r"^is unknown; did you mean the person has answered STOP\? there are: queued \(sent\); "
+    meant = r"^is unknown; did you mean The recipient replied STOP.\? there are: Queued. \(sent\); "
     with pytest.raises(ValueError, match=meant) as caught:
-        PlayedService("twilio").fault_answer("the persn has answerd STOP", None)
+        PlayedService("twilio").fault_answer("The recipent replid STOP.", None)
 
-    assert "the person has answered STOP (21610, refused); " in str(caught.value)
+    assert "The recipient replied STOP. (21610, refused); " in str(caught.value)
 
 
 @pytest.mark.parametrize(
