@@ -5,7 +5,13 @@ import json
 import pytest
 
 from bridge.config import SmsApiSettings
-from bridge.config.presets import PRESETS, Preset, code_meanings, documented_answers
+from bridge.config.presets import (
+    PRESETS,
+    Preset,
+    code_meanings,
+    documented_answers,
+    receipt_meanings,
+)
 from bridge.worker.service.shape import shape_from
 from bridge.worker.service.transport import Reply
 
@@ -38,14 +44,14 @@ def test_each_code_has_a_meaning(preset: Preset) -> None:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_meanings_are_short(preset: Preset) -> None:
-    """A meaning fits into a line: a few words, without a full stop."""
-    meanings = code_meanings(preset)
+    """A meaning is one sentence that fits into a line."""
+    meanings = [*code_meanings(preset).items(), *receipt_meanings(preset).items()]
 
-    assert all(isinstance(code, str) for code in meanings)
+    assert all(isinstance(code, str) for code, _ in meanings)
     assert [
         said
-        for said in meanings.values()
-        if not (0 < len(said) <= MAX_CHARACTERS and said.isascii() and said[-1] != ".")
+        for _, said in meanings
+        if not (len(said) <= MAX_CHARACTERS and said.isascii() and said[-1:] == ".")
     ] == []
 
 

@@ -110,7 +110,7 @@ async def test_a_fault_can_be_an_answer_of_the_service(play: Play) -> None:
 @pytest.mark.parametrize(
     ("fault", "error"),
     [
-        ({"answer": "no such thing"}, "1.answer: is unknown; there are: queued (sent); "),
+        ({"answer": "no such thing"}, "1.answer: is unknown; there are: Queued. (sent); "),
         ({"answer": "20429", "status": 500}, "1: answer implies a status; leave status out"),
     ],
 )
