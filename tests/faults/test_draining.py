@@ -117,7 +117,7 @@ async def test_nothing_leaves_its_queue_in_an_alarm(
     settings = make_settings(bench.values(rabbitmq__url=[bench.broker.url]))
     ids = await _publish(settings, 20)
     async with memory_alarm(bench.broker):
-        with pytest.raises(BrokerError, match=r"not stored.* memory or disk alarm"):
+        with pytest.raises(BrokerError, match=r"not stored.*memory or disk alarm"):
             await _drain(settings, tmp_path / "drained.jsonl")
     left = await _ids_in(settings, settings.worker.queue)
 

@@ -182,7 +182,7 @@ async def test_events_that_pile_up_are_told(site: Site) -> None:
         return _said([one for one in found["warn"] if one.subject == f"queue {queue}"])
 
     async with open_amqp(site.broker.url) as amqp:
-        assert "nobody consumes it, so events pile up" in await said()
+        assert "it has no consumer, so events pile up" in await said()
         await amqp.channel.set_qos(prefetch_count=1)
         stuck = await amqp.channel.get_queue(queue)
         await stuck.consume(asyncio.Queue[object]().put)

@@ -295,7 +295,7 @@ async def test_check_warns_of_a_path_that_is_there_twice(line: Line, path: str) 
     told = f"messages will be posted to http://localhost:9{path.rstrip('/')}/v1/messages"
 
     assert (as_text.returncode, as_json.returncode) == (0, 0)
-    assert f"# warn  SMS API: {told}; leave /v1/messages out of sms_api.base_url" in (
+    assert f"# warn  SMS API: {told}; remove /v1/messages from sms_api.base_url" in (
         as_text.stdout.decode()
     )
     assert (finding["result"], finding["text"]) == ("warn", told)
@@ -517,10 +517,10 @@ async def test_send_during_an_alarm_tells_what_to_do(
 
     text = str(caught.value)
     assert text.startswith(
-        f"queue {queue}: no confirm within 0.5 s, as while RabbitMQ has a memory"
+        f"queue {queue}: no confirm within 0.5 s, as during a memory or disk alarm"
     )
     assert "`sms-bridge check --online`" in text
-    assert re.search(r"the request [0-9a-f-]{36} may be stored", text)
+    assert re.search(r"the request [0-9a-f-]{36} may still be stored", text)
 
 
 @pytest.mark.parametrize(
@@ -578,8 +578,8 @@ async def test_send_says_that_the_worker_is_paused(
     lines = result.stderr.decode().splitlines()
     why = (
         "the worker on this computer is paused (credentials_rejected): the SMS API or a proxy "
-        "refuses the key; replace what sms_api.key_file or sms_api.key holds, or "
-        "correct the account"
+        "refuses the key; replace the key in sms_api.key_file or sms_api.key, or correct the "
+        "account"
     )
 
     assert result.returncode == 1
@@ -609,8 +609,8 @@ async def test_send_says_what_it_cannot_know(amqp: Amqp, amqp_url: str, canaries
     await amqp.delete([queue])
 
     assert result.stderr.decode() == (
-        "sms-bridge: no outcome within 1 s (no worker answers on this computer; the /readyz of "
-        "each says whether it is paused); the request stays queued\n"
+        "sms-bridge: no outcome within 1 s (no worker answers on this computer; each worker's "
+        "/readyz says whether it is paused); the request stays queued\n"
     )
 
 

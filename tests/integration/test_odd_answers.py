@@ -231,4 +231,4 @@ async def test_web_pages_behind_a_yes_are_told(
     assert outcomes == ["sent"] * 3
     assert (warning["level"], warning["status"]) == ("warning", 200)
     assert await worker.metric("sms_bridge_worker_provider_pages_total") == 2
-    assert b"2 of its answers to the worker on this computer were web pages" in checked.stdout
+    assert b"2 of its answers to the worker on this computer were HTML pages" in checked.stdout
