@@ -1,10 +1,11 @@
 """What each part of the way of one webhook does in our receiver, for callgrind to count.
 
-    valgrind --tool=callgrind --dump-before=getpriority python -m bench.webhook_parts [PRESET]
+    valgrind --tool=callgrind --dump-before=getpriority python -m bench.webhook_parts
 
-With the name of a preset the webhooks are a person's message as its service sends it.
 As `message_parts` does of a message: each part is done `MESSAGES` times by the receiver's own
-objects; broker, network and output are stand-ins that do nothing.
+objects; broker, network and output are stand-ins that do nothing. With the name of a preset as an
+argument the webhooks are a person's message as its service sends it, published as a normalized
+event, or with `raw` behind it as it is.
 """
 
 import asyncio
@@ -94,12 +95,12 @@ class _Channel:
 class Bench:
     """A receiver whose parts are called one by one."""
 
-    def __init__(self, preset: Preset) -> None:
+    def __init__(self, preset: Preset, body: str | None = None) -> None:
         configure_logging("info", "json", stream=Output())
         url = "https://sms.example.com/webhooks"
         secret = SECRET.ljust(32, "-")
         settings = WebhookSettings.model_validate(
-            {"secrets": [secret], "preset": preset, "public_url": url}
+            {"secrets": [secret], "preset": preset, "public_url": url, "body": body}
         )
         registry = new_registry()
         types = settings.known_types_of_all
@@ -205,7 +206,8 @@ def _bridge_metrics(exchange: str) -> BridgeMetrics:
 
 async def main() -> None:
     """Do all of it, then each part."""
-    bench = Bench(cast("Preset", sys.argv[1] if len(sys.argv) > 1 else "generic"))
+    preset, body = (*sys.argv[1:3], None, None)[:2]
+    bench = Bench(cast("Preset", preset or "generic"), body)
     await bench.all_of_it()
     await bench.one_by_one()
     bench.counted.tell()
