@@ -1,10 +1,13 @@
 """The webhook receiver: publishes the webhooks of the SMS service to an exchange.
 
-The path of a webhook, as `Receiver.answer` in `receiver.py` shows:
+The steps of a webhook, with the numbers of docs/architecture.md. `Receiver.answer` in `receiver.py`
+shows 3 to 7:
 
-1. receive: `bridge.http` reads a request after `Receiver.judge` has accepted its header;
-2. verify: `signatures/verify.py` checks signature and age, with the secrets of `endpoint.py`;
-3. name: `event.py` finds type, id and routing key in the body, `receipts.py` delivery receipts;
-4. publish: `publishing.py` publishes each event once, and outcome events for receipts;
-5. answer: when the broker has confirmed the event; `recorder.py` counts, logs and traces it.
+1. accept, 2. parse: `bridge.http` reads a request; `Receiver.judge` accepts or refuses its header;
+3. verify: `signatures/verify.py` checks signature and age, with the secrets of `endpoint.py`;
+4. name: `normalize.py` makes events of one form, `receipts.py` reads delivery receipts; with
+   `webhook.body: raw`, `event.py` only finds type, id and routing key;
+5. recognise: `publishing.py` recognises an event that was published before;
+6. publish: `receiver.py` publishes each event, and outcome events for receipts;
+7. answer: when the broker has confirmed the event; `recorder.py` counts, logs and traces it.
 """
