@@ -218,7 +218,7 @@ PLAYED ?= 3 8 100
 simulate: $(DEV_STAMP)  ## play workers on a clock that leaps: one pause, one pace, in three minutes (PLAYED="3 8 100" SEED=1)
 	$(BIN)/python -m tests.simulation.run --workers $(PLAYED) --seed $(SEED)
 
-MODULES ?= signature envelope fates deduplicator outcomes breaker breaker_states failure_classifier retry_after settle
+MODULES ?= ed25519 forms json_web_tokens schemes verify header content envelope fates deduplicator outcomes breaker breaker_states failure_classifier retry_after settle
 mutants: $(DEV_STAMP)  ## break these modules in small ways, and list what their unit tests do not notice, in at most an hour (MODULES="fates breaker_states")
 	$(UV) sync --locked --all-extras --group mutants
 	rm -rf mutants

@@ -58,7 +58,7 @@ class DeadLetter:
         self.queue = _text(headers.get(envelope.QUEUE))
 
     @property
-    def may_be_sent(self) -> bool:
+    def may_have_been_sent(self) -> bool:
         """Whether an attempt may have reached the phone, so that a replay may be a second SMS."""
         return self.reason == "uncertain" or self.uncertain_attempts > 0
 
@@ -397,7 +397,7 @@ class Replay(_Removal):
     def _takes(self, letter: DeadLetter) -> bool:
         if letter.expires_at is not None and letter.expires_at <= time.time():
             self.tally.expired += 1
-        elif letter.may_be_sent and not self.include_uncertain:
+        elif letter.may_have_been_sent and not self.include_uncertain:
             self.tally.maybe_sent[letter.reason or "-"] += 1
         elif not (self._ids.add(letter.message_id) or self.include_repeats):
             self.tally.repeats += 1

@@ -82,7 +82,7 @@ class DrainedMessage:
     properties: Properties
 
     @property
-    def may_be_sent(self) -> bool:
+    def may_have_been_sent(self) -> bool:
         """Whether an attempt may have reached the phone."""
         return self.message.redelivered or self.envelope.uncertain_attempts > 0
 
@@ -95,7 +95,7 @@ class DrainedMessage:
             "not_before": write_time(self.envelope.not_before),
             "expires_at": write_time(self.envelope.expires_at),
             "attempts": self.envelope.attempts,
-            "may_be_sent": self.may_be_sent,
+            "may_be_sent": self.may_have_been_sent,
             "bytes": len(self.message.body),
             "moved_at": (self.properties.headers or {})[DEAD_AT],
         }
@@ -206,7 +206,7 @@ class Drain(Action):
     async def _announce(self) -> None:
         """Publish the outcomes of a round."""
         drained, self._drained = self._drained, []
-        self.maybe_sent += sum(one.may_be_sent for one in drained)
+        self.maybe_sent += sum(one.may_have_been_sent for one in drained)
         at = time.time()
         async with asyncio.TaskGroup() as group:
             for one in drained:

@@ -26,7 +26,7 @@ from bridge.amqp.client import (
     DeliveryError,
     DeliveryMode,
     Message,
-    PublishError,
+    MessageReturnedError,
 )
 from bridge.config import Settings
 from bridge.deadline import Deadline
@@ -179,7 +179,7 @@ async def _take_reply(replies: AbstractQueue) -> AbstractIncomingMessage | None:
 async def _publish(channel: AbstractChannel, message: Message, queue: str) -> None:
     try:
         await channel.default_exchange.publish(message, queue, timeout=PUBLISH_SECONDS)
-    except PublishError:
+    except MessageReturnedError:
         raise BrokerError(
             f"queue {queue}: does not exist; start a worker once, which declares it"
         ) from None

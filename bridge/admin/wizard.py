@@ -361,6 +361,9 @@ def write_files(secrets: Mapping[Path, str], path: Path, text: str, *, replaces:
     # An existing file is replaced in one step, when the new one is complete.
     target = path.with_name(f".{path.name}.new") if replaces else path
     try:
+        if replaces:
+            # Left by an `init` that was killed.
+            target.unlink(missing_ok=True)
         for file, secret in secrets.items():
             _write(file, f"{secret}\n", 0o600, written)
         _write(target, text, mode, written)

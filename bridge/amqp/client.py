@@ -30,7 +30,9 @@ from aiormq.exceptions import (
     DeliveryError,
     InvalidFrameError,
     ProbableAuthenticationError,
-    PublishError,
+)
+from aiormq.exceptions import (
+    PublishError as MessageReturnedError,
 )
 
 from bridge.amqp.wire import Wire
@@ -62,8 +64,8 @@ __all__ = [
     "DeliveryMode",
     "InvalidFrameError",
     "Message",
+    "MessageReturnedError",
     "ProbableAuthenticationError",
-    "PublishError",
 ]
 
 

@@ -153,7 +153,9 @@ def verify(
     if any(difference.kind != "not_compared" for difference in differences):
         raise typer.Exit(EXIT_FAILED)
     if not as_json:
-        typer.echo("the topology matches")
+        is_complete = hint is None and not differences
+        rest = "" if is_complete else ", as far as it could be compared"
+        typer.echo(f"the topology matches{rest}")
 
 
 @app.command(
@@ -213,6 +215,8 @@ async def _compare(
     connection = await open_first_connection(settings.rabbitmq, name="topology")
     try:
         differences = [difference async for difference in compare(connection, topology)]
+        if not topology.bindings:
+            return differences, None
         try:
             async with open_management(settings.rabbitmq, url) as management:
                 await _check_same_cluster(connection, management)

@@ -25,7 +25,7 @@ from bridge.amqp.client import (
     ChannelNotFoundEntity,
     Connection,
     DeliveryError,
-    PublishError,
+    MessageReturnedError,
 )
 from bridge.amqp.properties import ClientProperties
 from bridge.deadline import Deadline
@@ -182,7 +182,7 @@ async def probe(connection: Connection, queue: str) -> bool | None:
                 await channel.basic_publish(
                     b"", routing_key=paused_queue(queue), properties=properties, mandatory=True
                 )
-            except PublishError:
+            except MessageReturnedError:
                 exists = False
             except DeliveryError:
                 exists = True

@@ -33,8 +33,9 @@ from bridge.worker.envelope import (
     TURN_AT,
     UNCERTAIN_ATTEMPTS,
     Envelope,
-    is_from_ladder,
+    is_from_retry_queue,
     read_expiration,
+    read_moment,
     write_moment,
 )
 from bridge.worker.outcomes import Dead, Retried
@@ -73,7 +74,7 @@ def copy_properties(
     replaced.message_id = envelope.id_of_copies
     # A retry copy keeps the status, code and meaning of its last answer. A publisher's own message
     # must not have headers of these names.
-    not_ours = () if is_from_ladder(headers) else (STATUS, CODE, MEANING)
+    not_ours = () if is_from_retry_queue(headers) else (STATUS, CODE, MEANING)
     for name in (DEAD_AT, QUEUE, TURN_AT, REPEATED, *not_ours, *OF_EVENTS):
         headers.pop(name, None)
     own: dict[str, Any] = {
@@ -160,14 +161,17 @@ def _to_publish_anew(properties: Properties) -> tuple[Properties, dict[str, Any]
 
 
 def moved_properties(properties: Properties) -> Properties:
-    """Build the properties of a message that is moved unchanged to another queue.
+    """Build the properties with which a message is published in another place, with its body.
 
-    `_to_publish_anew` removes some properties; `expiration` becomes `sms-bridge-expires-at`.
+    `_to_publish_anew` removes some properties. `expiration` becomes `sms-bridge-expires-at`, unless
+    that header has an earlier time, or one that cannot be read and makes the message `invalid`.
     """
     moved, headers = _to_publish_anew(properties)
     expires_at = read_expiration(properties, time.time())
     if expires_at is not None:
-        headers.setdefault(EXPIRES_AT, write_moment(expires_at))
+        header_time = read_moment(headers, EXPIRES_AT)
+        if EXPIRES_AT not in headers or (header_time is not None and expires_at < header_time):
+            headers[EXPIRES_AT] = write_moment(expires_at)
     moved.headers = headers
     return moved
 

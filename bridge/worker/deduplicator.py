@@ -195,7 +195,7 @@ class Repeat(NamedTuple):
     first: Accepted | None
 
 
-class Wait(NamedTuple):
+class WaitForOriginal(NamedTuple):
     """Verdict: the same message is in flight, and its end decides about this delivery.
 
     `first` is the delivery in flight, None if another worker has it. `is_redelivery`: this delivery
@@ -206,7 +206,7 @@ class Wait(NamedTuple):
     is_redelivery: bool
 
 
-Verdict = New | Repeat | Wait
+Verdict = New | Repeat | WaitForOriginal
 
 
 class Deduplicator:
@@ -278,12 +278,13 @@ class Deduplicator:
         """Return the verdict: process the delivery, ack it as a repeat, or wait for the original.
 
         The caller must pass `New.in_flight` to `settle`, `release` or `set_aside`, report the ack
-        of a `Repeat` with `note_repeat`, and pass a `Wait` to `identify_after` or `release_repeat`.
+        of a `Repeat` with `note_repeat`, and pass a `WaitForOriginal` to `identify_after` or
+        `release_repeat`.
         """
         first = self._first_in_flight(identity, redelivered=redelivered)
         if first is not None:
             # The broker redelivers nothing that is unacked on an open connection.
-            return Wait(first, redelivered and first.connection_lost)
+            return WaitForOriginal(first, redelivered and first.connection_lost)
         accepted = self.sent.find(identity.message, redelivered=redelivered)
         if accepted is not None or self._is_replaced(identity):
             is_same = redelivered and self._take_same(identity, is_sent=accepted is not None)

@@ -11,7 +11,7 @@ from bridge.config import WorkerSettings
 from bridge.telemetry.logs import Log
 from bridge.topology.declarations import request_queues
 from bridge.worker.delivery import Delivery
-from bridge.worker.envelope import DELIVERY_COUNT, REPEATED, bare_envelope, is_from_ladder
+from bridge.worker.envelope import DELIVERY_COUNT, REPEATED, bare_envelope, is_from_retry_queue
 from bridge.worker.metrics import WorkerMetrics
 from bridge.worker.session import Session
 
@@ -43,7 +43,7 @@ class _DeliveryCounters:
     def __init__(self, queue: str, metrics: WorkerMetrics) -> None:
         self.received = metrics.received.labels(queue, "false")
         self.received_again = metrics.received.labels(queue, "true")
-        self.returned = metrics.ladder.labels(queue, "returned")
+        self.returned = metrics.retry_copies.labels(queue, "returned")
         self.without_timestamp = metrics.without_timestamp.labels(queue)
         self.queue_age = metrics.queue_age.labels(queue)
 
@@ -219,7 +219,7 @@ class Dispatcher:
         if delivery.redelivered:
             return
         if delivery.envelope.copies:
-            if is_from_ladder(delivery.properties.headers or {}):
+            if is_from_retry_queue(delivery.properties.headers or {}):
                 counters.returned.inc()
             return
         published = delivery.envelope.dated_at

@@ -155,7 +155,7 @@ def read_envelope(
     headers = properties.headers or {}
     if not headers and not properties.expiration:
         return bare
-    if not is_from_ladder(headers):
+    if not is_from_retry_queue(headers):
         _refuse_unknown(headers, urgent_queue)
     on_uncertain = _read_text(headers, ON_UNCERTAIN)
     if on_uncertain not in _WAYS_ON_UNCERTAIN:
@@ -181,7 +181,7 @@ def read_envelope(
     )
 
 
-def is_from_ladder(headers: dict[str, Any]) -> bool:
+def is_from_retry_queue(headers: dict[str, Any]) -> bool:
     """Whether the worker wrote these headers on a retry copy, after checking the publisher's.
 
     A dead letter that was moved back starts anew, so its headers are checked again.

@@ -134,7 +134,7 @@ class Answer(NamedTuple):
                 assert_never(self.fate)
 
     @property
-    def may_be_sent(self) -> bool:
+    def may_have_been_sent(self) -> bool:
         """Whether another worker would send the message again if this one died before the ack."""
         match self.fate:
             case Fate.SENT | Fate.UNCERTAIN:

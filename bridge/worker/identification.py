@@ -13,7 +13,7 @@ from bridge.worker.deduplicator import (
     New,
     Released,
     Verdict,
-    Wait,
+    WaitForOriginal,
 )
 from bridge.worker.delivery import Delivery
 from bridge.worker.sent_messages import Accepted
@@ -60,7 +60,10 @@ class Identification:
         return self._identity_of(delivery.envelope, delivery.body)
 
     async def identify(self, delivery: Delivery) -> Verdict:
-        """Return the verdict on a delivery; `Wait` if the original may stay in flight for long."""
+        """Return the verdict on a delivery.
+
+        `WaitForOriginal`: the original may stay in flight for long.
+        """
         identity = self._identity_of(delivery.envelope, delivery.body)
         if identity.copies:
             # If a copy was published twice, neither of the two may be marked as redelivered.
@@ -75,9 +78,9 @@ class Identification:
                 delivery, identity, may_wait=lambda: self._may_wait_for_first
             )
             if not is_free:
-                return Wait(None, is_redelivery=False)
+                return WaitForOriginal(None, is_redelivery=False)
         verdict = self.deduplicator.identify(identity, redelivered=delivery.redelivered)
-        if isinstance(verdict, Wait):
+        if isinstance(verdict, WaitForOriginal):
             verdict = await self._wait_for_first(delivery, identity, verdict)
         if cluster is not None and isinstance(verdict, New):
             cluster.take(identity)
@@ -88,7 +91,7 @@ class Identification:
     ) -> Verdict:
         # A redelivery of the delivery in flight has to wait for it in any case.
         may_wait, redelivered = self._may_wait_for_first, delivery.redelivered
-        while isinstance(verdict, Wait) and (may_wait or verdict.is_redelivery):
+        while isinstance(verdict, WaitForOriginal) and (may_wait or verdict.is_redelivery):
             if verdict.first is None:
                 break
             with delivery.waits("original"):
@@ -127,4 +130,4 @@ class Identification:
         deliveries are prefetched then, a probe may wait for up to a minute, and a repeat of it
         would take the place of a delivery that could close the breaker.
         """
-        return self._is_stopping or self._account.paused is None
+        return self._is_stopping or self._account.pause_reason is None

@@ -76,7 +76,7 @@ class WorkerMetrics(MetricSet):
             ("queue", "outcome", "reason"),
             [(one, *pair) for one in queues for pair in PROCESSED],
         )
-        self.ladder = self._counter(
+        self.retry_copies = self._counter(
             "sms_bridge_worker_ladder_messages_total",
             "Copies that this worker stored in retry queues, and copies that returned to it.",
             ("queue", "event"),

@@ -58,7 +58,10 @@ class Sent(NamedTuple):
 
 
 class Retried(NamedTuple):
-    """A copy waits in a retry queue; `burned` says whether the attempt counts.
+    """Another attempt follows after a wait; `counted`: this one counts as an attempt.
+
+    A copy waits in a retry queue. In ordered mode the message waits in this process, unless it is
+    not due yet.
 
     `uncertain`: the message may have been sent; this is counted separately, even if the attempt is
     not. `code` is the API's own error code, `meaning` the preset's explanation of it.
@@ -68,19 +71,19 @@ class Retried(NamedTuple):
     delay_seconds: float
     detail: str
     status: int | None = None
-    burned: bool = False
+    counted: bool = False
     uncertain: bool = False
     code: str | None = None
     meaning: str | None = None
 
 
 class Dead(NamedTuple):
-    """The message moves to the dead-letter queue; `burned` says whether the last attempt counts."""
+    """The message moves to the dead-letter queue; `counted`: the last attempt counts."""
 
     reason: DeadReason
     detail: str
     status: int | None = None
-    burned: bool = False
+    counted: bool = False
     uncertain: bool = False
     code: str | None = None
     meaning: str | None = None
@@ -104,7 +107,7 @@ def attempts_after(attempts: int, outcome: Outcome | None) -> int:
     """Return the number of attempts including this outcome; None is a repeat."""
     if outcome is None:
         return attempts
-    return attempts + (isinstance(outcome, Sent) or outcome.burned)
+    return attempts + (isinstance(outcome, Sent) or outcome.counted)
 
 
 def decide(
@@ -153,7 +156,7 @@ def _try_again(reason: RetryReason, answer: Answer, policy: Policy, attempts: in
         delay_seconds=policy.delay_for(attempts + 1, at_least_seconds=wait_seconds),
         detail=answer.detail,
         status=answer.status,
-        burned=True,
+        counted=True,
         uncertain=answer.fate is Fate.UNCERTAIN,
         code=answer.code,
         meaning=answer.meaning,
@@ -175,7 +178,7 @@ def _dead(reason: DeadReason, answer: Answer) -> Dead:
         reason=reason,
         detail=answer.detail,
         status=answer.status,
-        burned=True,
+        counted=True,
         uncertain=answer.fate is Fate.UNCERTAIN,
         code=answer.code,
         meaning=answer.meaning,

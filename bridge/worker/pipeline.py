@@ -12,7 +12,7 @@ from bridge.config import WorkerSettings
 from bridge.errors import BrokerError, CopyRefusedError, InvalidMessageError
 from bridge.telemetry.logs import Log
 from bridge.worker.announcer import Announcer
-from bridge.worker.deduplicator import New, Released, Repeat, Wait
+from bridge.worker.deduplicator import New, Released, Repeat, WaitForOriginal
 from bridge.worker.delivery import Delivery
 from bridge.worker.envelope import Envelope, read_envelope
 from bridge.worker.identification import Identification
@@ -79,7 +79,7 @@ class Pipeline:
                 )
             case Repeat(first=first):
                 await self._settle_repeat(delivery, first)
-            case Wait():
+            case WaitForOriginal():
                 await self._put_off_repeat(delivery)
 
     # New messages
@@ -161,7 +161,7 @@ class Pipeline:
         Raises BrokerError if the delivery goes back to the queue.
         """
         delivery.free_slot()
-        was_posted = outcome.burned or outcome.status is not None
+        was_posted = outcome.counted or outcome.status is not None
         if was_posted and not is_reported:
             self._settler.report_try(delivery, outcome)
             delivery.begin_again()

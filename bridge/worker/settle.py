@@ -61,7 +61,7 @@ class _OutcomeCounters:
             name: metrics.processing_duration.labels(queue, name)
             for name in get_args(DeliveryOutcome)
         }
-        self.stored = metrics.ladder.labels(queue, "stored")
+        self.stored = metrics.retry_copies.labels(queue, "stored")
 
 
 class Settler:
@@ -106,7 +106,7 @@ class Settler:
         over, so that the broker redelivers the message, and CopyRefusedError if the broker refuses
         this copy.
         """
-        if isinstance(outcome, Retried) and outcome.burned:
+        if isinstance(outcome, Retried) and outcome.counted:
             with delivery.waits("jitter"):
                 await self._spread(outcome.delay_seconds)
         with delivery.waits("publish"):
@@ -367,10 +367,10 @@ def _forget_copy(delivery: Delivery) -> None:
 
 def count_attempt(envelope: Envelope, outcome: Retried | Dead) -> Envelope:
     """Return the envelope with this attempt added, if it counts."""
-    if not outcome.burned and not outcome.uncertain:
+    if not outcome.counted and not outcome.uncertain:
         return envelope
     return envelope._replace(
-        attempts=envelope.attempts + outcome.burned,
+        attempts=envelope.attempts + outcome.counted,
         uncertain_attempts=envelope.uncertain_attempts + outcome.uncertain,
     )
 

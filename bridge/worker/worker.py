@@ -307,7 +307,7 @@ class Worker:
             may_take = self._upkeep.is_usable and not self._pauses.by_operator
             return dict.fromkeys(queues, MOST_HELD_IN_ORDER if may_take else 0)
         each = dict.fromkeys(queues, self._prefetch())
-        is_sending = not self._pauses.is_draining and self._account.paused is None
+        is_sending = not self._pauses.is_draining and self._account.pause_reason is None
         if self._settings.urgent_queue is not None and is_sending:
             # Several slots may become free at once. While urgent messages occupy all of them, as
             # many more are prefetched, so that no ordinary message takes a free slot.

@@ -72,6 +72,11 @@ async def test_imported_definitions_are_what_the_bridge_needs(
     assert all(line.startswith("missing: ") for line in missing)
     assert {name: result.returncode for name, result in after.items()} == dict.fromkeys(after, 0)
     assert b"bindings were not compared" in after["amqp"].stderr
+    verdicts = {name: after[name].stdout.splitlines()[-1] for name in ("management", "amqp")}
+    assert verdicts == {
+        "management": b"the topology matches",
+        "amqp": b"the topology matches, as far as it could be compared",
+    }
 
 
 async def test_declare_makes_what_is_missing(

@@ -197,9 +197,9 @@ class Worker:
         match outcome:
             case Sent():
                 self._queue.sent += 1
-            case Retried(delay_seconds=seconds, burned=burned):
+            case Retried(delay_seconds=seconds, counted=counted):
                 again = message._replace(
-                    attempts=message.attempts + burned, turn_at=delivery.envelope.turn_at
+                    attempts=message.attempts + counted, turn_at=delivery.envelope.turn_at
                 )
                 self._queue.put_back(again, seconds=seconds)
             case Dead():

@@ -186,7 +186,10 @@ class Questions(Message):
 
 
 class ReleasedOutcome(_Model):
-    """A decided outcome whose copy is not published yet; see `Retried` and `Dead`."""
+    """A decided outcome whose copy is not published yet; see `Retried` and `Dead`.
+
+    `burned`, a name that workers of other versions read, is their `counted`.
+    """
 
     is_dead: bool
     reason: RetryReason | DeadReason

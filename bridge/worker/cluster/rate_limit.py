@@ -126,7 +126,7 @@ class ClusterRateLimit(Part):
         is_registered, cancelled = own
         is_alone = not membership.is_up and consumers is not None and is_registered
         # A paused worker does not count itself.
-        if is_alone and consumers is not None and self._account.paused is None:
+        if is_alone and consumers is not None and self._account.pause_reason is None:
             self._account.rates.share_with(consumers - cancelled)
 
     @property

@@ -316,7 +316,7 @@ class RateLimits:
             self._room //= ROOM_FACTOR
         return held + self._room
 
-    def seconds_on_ladder(self, sender: str, *, planned_in_seconds: float | None = None) -> float:
+    def retry_queue_seconds(self, sender: str, *, planned_in_seconds: float | None = None) -> float:
         """Return the seconds that a delivery has to wait on a retry queue; 0 if it can wait here.
 
         `planned_in_seconds` is the rest of its assigned time, if it has one.
@@ -337,7 +337,7 @@ class RateLimits:
             wait = line.plan.take()
         return max(wait, here)
 
-    def urgent_seconds_on_ladder(self, sender: str) -> float:
+    def urgent_retry_queue_seconds(self, sender: str) -> float:
         """Return the seconds that an urgent delivery waits on a retry queue; 0 if it waits here.
 
         It waits behind other urgent deliveries only, and is not assigned a time.

@@ -71,9 +71,9 @@ class Account:
         metrics.concurrency_limit.labels(settings.queue).set_function(lambda: capacity.limit)
 
     @property
-    def paused(self) -> PauseReason | None:
+    def pause_reason(self) -> PauseReason | None:
         """Why the account sends nothing but a probe; None if its breaker is closed."""
-        return self.breaker.paused
+        return self.breaker.pause_reason
 
     def most_held(self) -> int:
         """Return the current prefetch: enough to send, or for a probe while the breaker is open."""
@@ -112,7 +112,7 @@ class Account:
             if put_off is not None:
                 return put_off
         if delivery.is_urgent:
-            return self._put_off(self.rates.urgent_seconds_on_ladder(request.sender))
+            return self._put_off(self.rates.urgent_retry_queue_seconds(request.sender))
         return self._put_off_to_its_turn(delivery, request.sender)
 
     def _expired(self, delivery: Delivery) -> Dead | None:
@@ -154,7 +154,7 @@ class Account:
     def _put_off_to_its_turn(self, delivery: Delivery, sender: str) -> Retried | None:
         """Send the delivery to a retry queue if too many messages of its sender precede it."""
         now, planned = self._now(), delivery.envelope.turn_at
-        seconds = self.rates.seconds_on_ladder(
+        seconds = self.rates.retry_queue_seconds(
             sender, planned_in_seconds=None if planned is None else planned - now
         )
         if not seconds:
@@ -212,7 +212,7 @@ class Account:
                     is_known=delivery.envelope.put_off_for == "singled_out",
                     trip=breaker.trip,
                 )
-                if self._capacity.until_ack and answer.may_be_sent:
+                if self._capacity.until_ack and answer.may_have_been_sent:
                     delivery.give_slot_back = slot.keep()
             # After the slot is freed, unless it is kept until the ack. If this answer opens the
             # breaker, a message that waited for the slot becomes the probe before the consumer

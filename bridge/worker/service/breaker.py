@@ -57,7 +57,7 @@ class Cluster(Protocol):
         """Publish that the service accepts messages again."""
 
 
-class Wait(NamedTuple):
+class WaitHere(NamedTuple):
     """A message waits here: until the state changes, but at most for `seconds`."""
 
     cause: WaitCause
@@ -114,7 +114,7 @@ class CircuitBreaker:
         return self._state.trip
 
     @property
-    def paused(self) -> PauseReason | None:
+    def pause_reason(self) -> PauseReason | None:
         """Why it is open; None if it is closed."""
         return None if self._state.trip is None else self._state.trip.reason
 
@@ -152,11 +152,11 @@ class CircuitBreaker:
         trip = self._state.trip
         return not self._is_told_to_wait if trip is None else trip.probe == key
 
-    def check(self, delivery: Delivery, request: SendRequest) -> Retried | Wait | None:
+    def check(self, delivery: Delivery, request: SendRequest) -> Retried | WaitHere | None:
         """Return None if a message may be sent now, else whether it waits here or leaves.
 
         A retry means that it waits in a retry queue. During a suspected outage a message that has
-        failed is delayed once, so that its attempts are not used up before the outage is certain.
+        failed is delayed once, so that its attempts do not all count before the outage is certain.
         """
         wait = self._wait_of_sender(request.sender)
         if wait is not None or self.admits_all:
@@ -202,7 +202,7 @@ class CircuitBreaker:
         envelope: Envelope,
         recipient: str,
         has_failed: bool,  # noqa: FBT001
-    ) -> Retried | Wait | None:
+    ) -> Retried | WaitHere | None:
         """Make a message the probe if it is a good one; return None if it is, and due."""
         key, now = envelope.key, self._clock()
         if trip.reason == "rate_limited" and recipient == self._state.limited_recipient:
@@ -218,16 +218,18 @@ class CircuitBreaker:
         seconds_to_probe = self._state.seconds_to_probe(now)
         if self._state.is_probe(key):
             if seconds_to_probe > 0:
-                return Wait("probe", seconds_to_probe)
+                return WaitHere("probe", seconds_to_probe)
             self._become(self.state.after_probe_left())
             return None
         patience = PATIENCE_SECONDS - (now - trip.tripped_at)
         if patience > 0 and rank is Rank.WILLING and self._state.is_probed_soon(now):
-            return Wait("probe", patience)
+            return WaitHere("probe", patience)
         # Messages behind it may be better probes, and need its place.
         return self._postpone(max(0.0, seconds_to_probe))
 
-    def _check_retry_after(self, delivery: Delivery, request: SendRequest) -> Retried | Wait | None:
+    def _check_retry_after(
+        self, delivery: Delivery, request: SendRequest
+    ) -> Retried | WaitHere | None:
         """Wait for the end of `Retry-After`; a message that received a 429 waits behind others.
 
         If it went first each time, nothing would show whether the wait is for all. It does not wait
@@ -243,12 +245,12 @@ class CircuitBreaker:
         if delivery.held_seconds <= MAX_HOLD_SECONDS:
             behind = self._seconds_behind(key, request, now)
             if behind > 0:
-                return Wait("retry_after", behind)
+                return WaitHere("retry_after", behind)
         left = self._retry_after_ends_at - now
         if left <= 0:
             return None
         self.classifier.expect(key)
-        return Wait("retry_after", left)
+        return WaitHere("retry_after", left)
 
     def _is_in_the_way(self, sender: str, now: float) -> bool:
         return self._state.retry_after.lets_leave(now) and self.classifier.is_only_sender(sender)

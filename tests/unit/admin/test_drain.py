@@ -57,7 +57,7 @@ def test_what_waited_for_a_retry_keeps_its_past() -> None:
     headers.pop("sms-bridge-dead-at")
 
     assert headers == past | changed | {"sms-bridge-copies": 3, "sms-bridge-queue": "q"}
-    assert message.may_be_sent
+    assert message.may_have_been_sent
 
 
 @pytest.mark.parametrize("attempts", [0, 1])
@@ -66,7 +66,7 @@ def test_what_somebody_had_counts_as_uncertain(attempts: int) -> None:
     message = drained(own if attempts else None, redelivered=True)
     headers = headers_of(message)
 
-    assert message.may_be_sent
+    assert message.may_have_been_sent
     assert headers["sms-bridge-uncertain-attempts"] == attempts + 1
     assert headers["sms-bridge-attempts"] == attempts
 

@@ -233,6 +233,15 @@ def test_a_configuration_is_replaced_where_that_is_wanted(tmp_path: Path) -> Non
     assert (tmp_path / "config.yaml").stat().st_mode & 0o777 == 0o600
 
 
+def test_a_configuration_is_replaced_after_an_init_that_was_killed(tmp_path: Path) -> None:
+    """What a killed `init --force` left of the new configuration does not stop the next one."""
+    (tmp_path / "config.yaml").write_text("old")
+    (tmp_path / ".config.yaml.new").write_text("half")
+    write_files({}, tmp_path / "config.yaml", "new", replaces=True)
+
+    assert contents(tmp_path) == {"config.yaml": "new"}
+
+
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     missing = tmp_path / "no folder" / "config.yaml"
 

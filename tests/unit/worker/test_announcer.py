@@ -19,9 +19,9 @@ from tests.unit.worker.stand_ins import Broker, Published
 
 AT = 1_800_000_000.123
 SENT = Sent(202, provider_id="sms-1")
-BURNED = Retried("server_error", 5.0, "the SMS API answered 500", status=500, burned=True)
+COUNTED = Retried("server_error", 5.0, "the SMS API answered 500", status=500, counted=True)
 SPARED = Retried("paused", 30.0, "paused")
-DEAD = Dead("refused", "the SMS API answered 400", status=400, burned=True, code="21211")
+DEAD = Dead("refused", "the SMS API answered 400", status=400, counted=True, code="21211")
 UNSENT = Dead("expired", "too late")
 # Of a message that was tried twice.
 ENVELOPE = Envelope(
@@ -120,7 +120,7 @@ def test_the_event_of_an_outcome(
         (SENT, None, None, []),
         (SENT, "outcomes", None, [("outcomes", "sent")]),
         (DEAD, "outcomes", "replies", [("", "replies"), ("outcomes", "dead")]),
-        (BURNED, "outcomes", "replies", []),
+        (COUNTED, "outcomes", "replies", []),
         (SPARED, "outcomes", "replies", []),
     ],
 )

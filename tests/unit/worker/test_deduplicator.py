@@ -22,7 +22,7 @@ from bridge.worker.deduplicator import (
     Released,
     Repeat,
     Verdict,
-    Wait,
+    WaitForOriginal,
     identity_function,
     identity_of,
     identity_of_text,
@@ -59,7 +59,7 @@ async def identify(
 ) -> Verdict:
     """Wait for the first, as a worker does."""
     verdict = known.identify(one, redelivered=redelivered)
-    while isinstance(verdict, Wait) and (may_wait or verdict.is_redelivery):
+    while isinstance(verdict, WaitForOriginal) and (may_wait or verdict.is_redelivery):
         assert verdict.first is not None
         verdict = await known.identify_after(verdict.first, one, redelivered=redelivered)
     return verdict
@@ -728,7 +728,7 @@ def test_repeat_of_a_message_in_flight_has_to_wait(clock: Clock, *, redelivered:
     assert isinstance(first, New)
 
     wait = deduplicator.identify(NAMED, redelivered=redelivered)
-    assert wait == Wait(first.in_flight, is_redelivery=False)
+    assert wait == WaitForOriginal(first.in_flight, is_redelivery=False)
     deduplicator.settle(first.in_flight, ACCEPTED, acked=True)
     assert deduplicator.identify(NAMED, redelivered=False) == Repeat(ACCEPTED)
 

@@ -890,11 +890,21 @@ def test_moved_message_keeps_what_does_no_harm() -> None:
     assert expires_at == pytest.approx(time.time() + 60, abs=30)
 
 
-def test_moved_message_keeps_its_own_expiry() -> None:
-    """The header goes before the property, and without either there is no expiry."""
-    kept = moved_properties(message(expiration="60000", headers={EXPIRES_AT: NOW}))
+@pytest.mark.parametrize("header", [1_000_000_000, "soon"])
+def test_moved_message_keeps_its_header_of_the_expiry(header: object) -> None:
+    """An earlier time stays, and so does text that makes the message invalid."""
+    kept = moved_properties(message(expiration="60000", headers={EXPIRES_AT: header}))
 
-    assert headers_of(kept) == {EXPIRES_AT: NOW}
+    assert headers_of(kept) == {EXPIRES_AT: header}
+
+
+def test_moved_message_keeps_the_earlier_expiry() -> None:
+    """The property wins over a header with a later time, as it does when the message is sent."""
+    in_an_hour = time.time() + 3600
+    moved = moved_properties(message(expiration="60000", headers={EXPIRES_AT: in_an_hour}))
+    expires_at = read_header(EXPIRES_AT, headers_of(moved)[EXPIRES_AT]).expires_at
+
+    assert expires_at == pytest.approx(time.time() + 60, abs=30)
     assert headers_of(moved_properties(message())) == {}
 
 

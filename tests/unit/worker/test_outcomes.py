@@ -113,17 +113,17 @@ def outcome(
 
 
 SENT = Sent(status=500, provider_id="p")
-REFUSED = Dead(reason="refused", detail="why", status=500, burned=True)
+REFUSED = Dead(reason="refused", detail="why", status=500, counted=True)
 EXHAUSTED = REFUSED._replace(reason="exhausted")
 UNCERTAIN_DEAD = REFUSED._replace(reason="uncertain", uncertain=True)
 
 
 def again(
-    delay_seconds: float, reason: RetryReason = "server_error", *, burned: bool = True
+    delay_seconds: float, reason: RetryReason = "server_error", *, counted: bool = True
 ) -> Retried:
     """Make the outcome of a message that is tried again."""
     is_uncertain = reason == "uncertain"
-    return Retried(reason, delay_seconds, "why", 500, burned=burned, uncertain=is_uncertain)
+    return Retried(reason, delay_seconds, "why", 500, counted=counted, uncertain=is_uncertain)
 
 
 STEPS: list[Outcome] = [
@@ -137,7 +137,7 @@ DECISIONS: list[tuple[Fate, int, int, bool, Outcome]] = [
     *((Fate.REFUSED, tried, 0, park, REFUSED) for tried in (0, 5, 99) for park in (False, True)),
     # Neither fault is the message's own: no attempt is counted, and it never dies of it.
     *(
-        (fate, tried, 99, park, again(5, reason, burned=False))
+        (fate, tried, 99, park, again(5, reason, counted=False))
         for fate, reason in PUT_OFF.items()
         for tried in (0, 5, 99)
         for park in (False, True)
@@ -229,7 +229,7 @@ def test_no_outcome_repeats_a_message_for_ever(attempts: int) -> None:
         for judged in ALL_ANSWERS
     ]
 
-    assert not [end for end in ends if isinstance(end, Retried) and end.burned]
+    assert not [end for end in ends if isinstance(end, Retried) and end.counted]
 
 
 # --- Putting off ---------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ def test_put_off(fate: Fate, reason: str) -> None:
     ended = put_off_for(answer(fate), POLICY)
 
     assert (ended.reason, ended.delay_seconds, ended.detail) == (reason, 5, "why")
-    assert (ended.status, ended.burned) == (500, False)
+    assert (ended.status, ended.counted) == (500, False)
     assert ended.uncertain is (fate is Fate.UNCERTAIN)
 
 

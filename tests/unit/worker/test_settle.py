@@ -37,9 +37,9 @@ from tests.unit.worker.stand_ins import PUBLISH_SECONDS, Broker, Channel, nobody
 BODY = b'{"to":"+491713920001","from":"Acme","text":"Hi"}'
 AT = 1_800_000_000.123
 SENT = Sent(202, provider_id="sms-1")
-BURNED = Retried("server_error", 5.0, "the SMS API answered 500", status=500, burned=True)
+COUNTED = Retried("server_error", 5.0, "the SMS API answered 500", status=500, counted=True)
 SPARED = Retried("paused", 30.0, "paused")
-DEAD = Dead("refused", "the SMS API answered 400", status=400, burned=True, code="21211")
+DEAD = Dead("refused", "the SMS API answered 400", status=400, counted=True, code="21211")
 UNSENT = Dead("expired", "too late")
 
 
@@ -116,8 +116,8 @@ def longest(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("outcome", "queue", "attempts", "uncertain"),
     [
-        (BURNED, "q.retry.5s", 3, 1),
-        (BURNED._replace(uncertain=True), "q.retry.5s", 3, 2),
+        (COUNTED, "q.retry.5s", 3, 1),
+        (COUNTED._replace(uncertain=True), "q.retry.5s", 3, 2),
         (SPARED, "q.retry.30s", 2, 1),
         (SPARED._replace(uncertain=True), "q.retry.30s", 2, 2),
         (DEAD, "q.dead", 3, 1),
@@ -166,9 +166,9 @@ def test_a_copy_fits_what_the_broker_takes_now(
 @pytest.mark.parametrize(
     ("outcome", "seconds"),
     [
-        (BURNED._replace(delay_seconds=2.0), 0.4),
-        (BURNED, 1.0),
-        (BURNED._replace(delay_seconds=3600.0), 1.0),
+        (COUNTED._replace(delay_seconds=2.0), 0.4),
+        (COUNTED, 1.0),
+        (COUNTED._replace(delay_seconds=3600.0), 1.0),
         (SPARED, 0),
         (DEAD, 0),
     ],
@@ -185,13 +185,13 @@ def test_a_worker_that_stops_spreads_nothing(world: World) -> None:
     """Waits that only spread the load end when the worker stops, those that have begun too."""
 
     async def stop() -> None:
-        replacing = asyncio.create_task(world.settler.replace(world.delivery(), BURNED))
+        replacing = asyncio.create_task(world.settler.replace(world.delivery(), COUNTED))
         await asyncio.sleep(0.1)
         world.settler.hurry()
         await replacing
 
     assert world.seconds(stop()) == pytest.approx(0.1)
-    assert world.replace(BURNED) == 0
+    assert world.replace(COUNTED) == 0
     assert len(world.broker.published) == 2
 
 
@@ -459,7 +459,7 @@ def test_what_the_broker_may_have_stored_before_it_ended_the_connection(
     ("outcome", "name", "reason", "attempts"),
     [
         (SENT, "sent", "none", 3),
-        (BURNED, "retried", "server_error", 3),
+        (COUNTED, "retried", "server_error", 3),
         (SPARED, "retried", "paused", 2),
         (DEAD, "dead", "refused", 3),
         (UNSENT, "dead", "expired", 2),
@@ -530,7 +530,7 @@ def test_jitter_and_the_confirm_are_waits(world: World) -> None:
     """They are told apart, and the confirm is waited for until there is one."""
     delivery = world.delivery()
     world.broker.faults = ["timeout", "nacked"]
-    world.run(world.settler.replace(delivery, BURNED))
+    world.run(world.settler.replace(delivery, COUNTED))
 
     assert delivery.waited_seconds == pytest.approx({"jitter": 1.0, "publish": 0.5 + 1})
 

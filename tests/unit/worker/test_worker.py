@@ -306,7 +306,7 @@ def test_repeat_in_a_pause_does_not_wait(world: World) -> None:
     async def both() -> None:
         first = world.take()
         await asyncio.sleep(1.1)
-        assert world.breaker.paused == "credentials_rejected"
+        assert world.breaker.pause_reason == "credentials_rejected"
         await world.take()
         assert not first.done()
         await first

@@ -17,7 +17,7 @@ from bridge.worker.deduplicator import (
     New,
     Released,
     Verdict,
-    Wait,
+    WaitForOriginal,
     identity_of,
 )
 from bridge.worker.delivery import Delivery
@@ -141,9 +141,9 @@ class Colleague:
                 delivery, identity, may_wait=lambda: self.may_wait
             )
         ):
-            return Wait(None, is_redelivery=False)
+            return WaitForOriginal(None, is_redelivery=False)
         verdict = self.deduplicator.identify(identity, redelivered=delivery.redelivered)
-        while isinstance(verdict, Wait) and verdict.first is not None:
+        while isinstance(verdict, WaitForOriginal) and verdict.first is not None:
             verdict = await self.deduplicator.identify_after(
                 verdict.first, identity, redelivered=delivery.redelivered
             )

@@ -15,7 +15,7 @@ from bridge.worker.deduplicator import New, Released, Repeat
 from bridge.worker.outcomes import Retried
 from tests.unit.worker.cluster.team import Team, again, identity, message
 
-RETRIED = Retried(reason="uncertain", delay_seconds=5.0, detail="no answer", burned=True)
+RETRIED = Retried(reason="uncertain", delay_seconds=5.0, detail="no answer", counted=True)
 
 
 @pytest.fixture

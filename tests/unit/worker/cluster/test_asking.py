@@ -285,11 +285,11 @@ RETRIED = Retried(
     delay_seconds=5.0,
     detail="no answer",
     status=500,
-    burned=True,
+    counted=True,
     code="17",
     meaning="why",
 )
-DEAD = Dead(reason="refused", detail="it said no", status=400, burned=True)
+DEAD = Dead(reason="refused", detail="it said no", status=400, counted=True)
 
 
 @pytest.mark.parametrize("outcome", [None, RETRIED], ids=["sent", "retry"])

@@ -12,7 +12,7 @@ from bridge.worker.cluster.deduplication import (
 from bridge.worker.cluster.membership import MESSAGE_SECONDS
 from bridge.worker.cluster.messages import Message, Recent, RecentQuestion, Report
 from bridge.worker.cluster.questions import BUSY_SECONDS
-from bridge.worker.deduplicator import New, Repeat, Wait
+from bridge.worker.deduplicator import New, Repeat, WaitForOriginal
 from tests.unit.worker.cluster.team import HEARD_AFTER_SECONDS, Team, again, message
 
 WINDOW_SECONDS = 60.0
@@ -266,7 +266,7 @@ def test_none_waits_in_a_pause(make_team: MakeTeam) -> None:
         return await taking, team.loop.time() - paused_at
 
     taken, seconds = team.play(story())
-    assert (taken, seconds <= 1) == (Wait(None, is_redelivery=False), True)
+    assert (taken, seconds <= 1) == (WaitForOriginal(None, is_redelivery=False), True)
 
 
 @pytest.mark.parametrize("sent", [True, False])

@@ -55,7 +55,7 @@ async def revoke(world: World, number: int = 3) -> None:
 
 def reasons(world: World) -> set[str | None]:
     """Return why the workers are paused."""
-    return {worker.breaker.paused for worker in world.workers}
+    return {worker.breaker.pause_reason for worker in world.workers}
 
 
 def probers(world: World) -> list[int]:
@@ -216,7 +216,7 @@ def test_one_that_the_others_cannot_hear_probes_for_itself(world: World) -> None
 
         world.service.answer = lambda worker, _: (401, None) if worker == 2 else (200, None)
         await asyncio.sleep(5)
-        assert [worker.breaker.paused for worker in world.workers] == [
+        assert [worker.breaker.pause_reason for worker in world.workers] == [
             None,
             None,
             "credentials_rejected",
@@ -394,7 +394,7 @@ def test_one_that_reaches_nothing_holds_up_nobody(world: World, ears: Ears) -> N
             world.queue.publish(5)
             await asyncio.sleep(0.1)
 
-        assert [worker.breaker.paused for worker in world.workers] == ["outage", None, None]
+        assert [worker.breaker.pause_reason for worker in world.workers] == ["outage", None, None]
         assert world.sent > 1900
 
     world.play(story())
@@ -421,13 +421,13 @@ def test_one_that_reaches_nothing_holds_up_idle_workers_once(world: World) -> No
         for _ in range(1000):
             world.queue.publish(1)
             await asyncio.sleep(0.1)
-            assert world.workers[1].breaker.paused is None
+            assert world.workers[1].breaker.pause_reason is None
 
-        assert world.workers[0].breaker.paused == "outage"
+        assert world.workers[0].breaker.pause_reason == "outage"
         # Nor does one join it that has not sent anything yet.
         (fresh,) = world.start(1)
         await asyncio.sleep(1.5)
-        assert fresh.breaker.paused is None
+        assert fresh.breaker.pause_reason is None
 
     world.play(story())
 
@@ -464,7 +464,7 @@ def test_a_wrong_key_of_one_worker_stops_no_other(world: World) -> None:
         world.queue.publish(1000)
         await asyncio.sleep(10)
 
-        assert [worker.breaker.paused for worker in world.workers] == [
+        assert [worker.breaker.pause_reason for worker in world.workers] == [
             *[None] * 3,
             "credentials_rejected",
         ]
@@ -487,7 +487,7 @@ def test_a_new_key_is_tried_at_once(world: World) -> None:
             keys[worker.number], worker.setup = "new", "22" * 8
             worker.joint_pause.renew_key(worker.breaker)
             await asyncio.sleep(1)
-            resumed.append([one.breaker.paused is None for one in world.workers])
+            resumed.append([one.breaker.pause_reason is None for one in world.workers])
 
         assert resumed == [[True, False, False], [True, True, False], [True, True, True]]
 

@@ -222,7 +222,7 @@ def test_the_largest_messages_fit() -> None:
         reason="internal_error",
         detail="\U0001f600" * 500,
         status=599,
-        burned=False,
+        counted=False,
         uncertain=False,
         code="c" * 64,
         meaning="m" * 100,

@@ -295,7 +295,7 @@ def test_who_hears_nobody_keeps_its_part_in_a_pause(world: World) -> None:
         world.service.answer = lambda *_: (401, None)
         world.queue.publish(100)
         await asyncio.sleep(1)
-        assert fresh[0].breaker.paused
+        assert fresh[0].breaker.pause_reason
         fresh[1].kill()
         await asyncio.sleep(20)
 

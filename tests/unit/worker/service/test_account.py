@@ -327,7 +327,7 @@ def test_who_waited_for_the_slot_is_the_probe_before_more_is_taken(world: World)
 
     async def consumer() -> tuple[str | None, int]:
         await world.changed.wait()
-        return world.breaker.paused, world.breaker.probes_wanted
+        return world.breaker.pause_reason, world.breaker.probes_wanted
 
     async def everyone() -> tuple[str | None, int]:
         looked = asyncio.create_task(consumer())
@@ -339,7 +339,7 @@ def test_who_waited_for_the_slot_is_the_probe_before_more_is_taken(world: World)
 
 
 def test_what_is_no_probe_goes_away(world: World) -> None:
-    """What is held when a pause begins, and is not the probe, goes to the ladder unburned."""
+    """What is held when a pause begins, and is not the probe, goes to the ladder not counted."""
     world.service.script["first"] = [status(401)]
     world.service.script["second"] = [status(401)] * 9
     world.service.latency_seconds = 4
@@ -357,7 +357,7 @@ def test_probe_is_held_and_tried_again(world: World) -> None:
     assert isinstance(world.all_of(delivery)[0], Sent)
     assert [key for _, key in world.posts] == ["m"] * 3
     assert set(delivery.waited_seconds) == {"probe"}
-    assert world.breaker.paused is None
+    assert world.breaker.pause_reason is None
 
 
 def test_probe_gives_its_place_up(world: World) -> None:
@@ -401,7 +401,7 @@ def outage(world: World) -> None:
     for number in range(10):
         world.service.script[f"failed {number}"] = [FAILED]
         world.one(f"failed {number}")
-    assert world.breaker.paused == "outage"
+    assert world.breaker.pause_reason == "outage"
 
 
 def test_last_try_in_an_outage(world: World) -> None:
@@ -443,7 +443,7 @@ def test_ambiguous_once_and_twice(world: World) -> None:
     twice = world.one("bad")
 
     assert isinstance(once, Retried)
-    assert (once.reason, once.burned) == ("ambiguous", False)
+    assert (once.reason, once.counted) == ("ambiguous", False)
     assert isinstance(twice, Dead)
     assert (twice.reason, twice.status) == ("refused", 404)
 
@@ -462,7 +462,7 @@ def test_short_slow_down_is_waited_for_here(world: World) -> None:
 
 
 def test_long_slow_down_is_waited_for_on_the_ladder(world: World) -> None:
-    """After a 429 with a long wait the delivery goes to the step that fits, unburned."""
+    """After a 429 with a long wait the delivery goes to the step that fits, not counted."""
     world.service.script["m"] = [status(429, wait=600)]
 
     assert world.one("m") == Retried("rate_limited", 600.0, "the SMS API answered 429", status=429)
@@ -496,7 +496,7 @@ def test_limited_twice_with_nothing_else_at_hand(world: World) -> None:
 
     assert isinstance(outcome, Retried)
     assert outcome.reason == "rate_limited"
-    assert not outcome.burned
+    assert not outcome.counted
     # The wait that was asked for, with a tenth of jitter, then some seconds behind others.
     assert 5 <= delivery.held_seconds <= 5 * 1.1 + 5
 

@@ -163,7 +163,7 @@ def down(world: World, settings: WorkerSettings = SETTINGS) -> CircuitBreaker:
     breaker = world.breaker(settings)
     world.passes(OUTAGE_AFTER)
     note(breaker, FAILED, 10)
-    assert breaker.paused == "outage"
+    assert breaker.pause_reason == "outage"
     return breaker
 
 
@@ -240,7 +240,7 @@ async def admit(
 
 def is_probe(breaker: CircuitBreaker, key: str) -> bool:
     """Say whether a message is the probe of a pause."""
-    return breaker.paused is not None and breaker.admits(key)
+    return breaker.pause_reason is not None and breaker.admits(key)
 
 
 def test_nothing_is_held_for_a_long_wait(world: World) -> None:
@@ -260,11 +260,11 @@ def test_long_wait_that_is_over_needs_no_probe(world: World) -> None:
     ask_for_long(breaker, 600)
     world.passes(599)
     breaker.end_passed_wait()
-    early = breaker.paused
+    early = breaker.pause_reason
     world.passes(62)
     breaker.end_passed_wait()
 
-    assert (early, breaker.paused) == ("rate_limited", None)
+    assert (early, breaker.pause_reason) == ("rate_limited", None)
 
 
 def test_long_wait_is_not_over_before_its_probe(world: World) -> None:
@@ -277,7 +277,7 @@ def test_long_wait_is_not_over_before_its_probe(world: World) -> None:
     world.passes(62)
     breaker.end_passed_wait()
 
-    assert breaker.paused == "rate_limited"
+    assert breaker.pause_reason == "rate_limited"
 
 
 def test_probe_of_a_long_wait_is_not_early(world: World) -> None:
@@ -330,7 +330,7 @@ def test_outage(world: World, answer: Answer) -> None:
     world.passes(OUTAGE_AFTER)
     note(breaker, answer, 10)
 
-    assert breaker.paused == "outage"
+    assert breaker.pause_reason == "outage"
 
 
 BETWEEN = {
@@ -350,7 +350,7 @@ def test_failures_must_be_in_a_row(world: World, answer: Answer) -> None:
     world.passes(OUTAGE_AFTER)
     note(breaker, FAILED, 9)
 
-    assert breaker.paused is None
+    assert breaker.pause_reason is None
 
 
 @pytest.mark.parametrize("code", [400, 408, 409, 422, 429])
@@ -360,7 +360,7 @@ def test_other_answers_are_no_outage(world: World, code: int) -> None:
     world.passes(OUTAGE_AFTER)
     note(breaker, status(code, wait=0), 100)
 
-    assert breaker.paused is None
+    assert breaker.pause_reason is None
 
 
 # --- Pauses --------------------------------------------------------------------------------------
@@ -383,12 +383,12 @@ def test_fault_of_the_setup_may_be_one_messages(world: World, answer: Answer) ->
     outcomes = [rule(breaker, answer, key, "bad", attempts=2) for key in ("own", "next", "own")]
     assert [reason(outcome) for outcome in outcomes] == ["singled_out"] * 3
     assert [delay(outcome) for outcome in outcomes] == [120.0] * 3
-    assert breaker.paused is None
+    assert breaker.pause_reason is None
     last = rule(breaker, answer, "own", "bad", attempts=5)
     assert reason(last) == "exhausted"
     # For a message to another number it is new.
     rule(breaker, answer, "new")
-    assert breaker.paused is not None
+    assert breaker.pause_reason is not None
 
 
 @pytest.mark.parametrize("code", [407, 426, 511, 302])
@@ -400,7 +400,7 @@ def test_some_faults_of_the_setup_are_never_one_messages(world: World, code: int
     close(breaker)
 
     assert rule(breaker, status(code), "own") is None
-    assert breaker.paused is not None
+    assert breaker.pause_reason is not None
 
 
 def test_same_reason_again_is_the_same_pause(world: World) -> None:
@@ -417,7 +417,7 @@ def test_resumed(world: World, ears: Ears) -> None:
     open_breaker(breaker, "misconfigured")
     close(breaker)
 
-    assert (breaker.paused, world.value("paused", reason="misconfigured")) == (None, 0)
+    assert (breaker.pause_reason, world.value("paused", reason="misconfigured")) == (None, 0)
     assert ears.heard("resumed") == [{"reason": "misconfigured"}]
 
 
@@ -470,7 +470,7 @@ def claims(
 
 def fails(breaker: CircuitBreaker, key: str) -> None:
     """Tell that the probe has found things as they were."""
-    rule(breaker, FAILED if breaker.paused == "outage" else status(302), key)
+    rule(breaker, FAILED if breaker.pause_reason == "outage" else status(302), key)
 
 
 def waits_of(
@@ -573,7 +573,7 @@ def test_other_answer_of_the_probe_ends_no_pause(world: World, answer: Answer) -
     rule(breaker, answer, "probe")
     breaker.give_up_probe("probe")
 
-    assert breaker.paused is not None
+    assert breaker.pause_reason is not None
     assert world.seconds(admit(breaker, "next")) >= 1.6
 
 
@@ -603,7 +603,7 @@ def test_outage_after_another_pause_is_probed_as_an_outage(world: World, before:
     breaker = world.breaker()
     note(breaker, before)
     world.passes(1000)
-    if breaker.paused == "misconfigured":
+    if breaker.pause_reason == "misconfigured":
         waits_of(world, breaker, 8)
     open_breaker(breaker, "outage")
 
@@ -650,7 +650,7 @@ def test_what_has_failed_waits_while_it_looks_like_an_outage(world: World) -> No
     note(breaker, ACCEPTED)
     note(breaker, FAILED, 10)
 
-    assert breaker.paused is None
+    assert breaker.pause_reason is None
     assert world.run(admit(breaker, "new")) is None
     assert world.run(admit(breaker, "failed", attempts=1)) == FIRST_STEP
     note(breaker, ACCEPTED)
@@ -665,7 +665,7 @@ def test_outage_is_seen_without_another_failure(world: World) -> None:
     world.passes(OUTAGE_AFTER)
     claims(world, breaker, "m")
 
-    assert breaker.paused == "outage"
+    assert breaker.pause_reason == "outage"
 
 
 def test_last_try_is_kept_while_others_can_probe(world: World) -> None:
@@ -740,7 +740,7 @@ def test_suspected_outage_is_shown(world: World, ears: Ears) -> None:
 
     world.passes(OUTAGE_AFTER)
     note(breaker, FAILED)
-    assert (breaker.paused, world.value("outage_suspected")) == ("outage", 0)
+    assert (breaker.pause_reason, world.value("outage_suspected")) == ("outage", 0)
 
 
 # --- Ambiguous answers ----------------------------------------------------------------------------
@@ -752,7 +752,7 @@ def test_three_doubts_in_a_row_pause(world: World) -> None:
     reasons = []
     for _ in range(3):
         note(breaker, FORBIDDEN)
-        reasons.append(breaker.paused)
+        reasons.append(breaker.pause_reason)
 
     assert reasons == [None, None, "credentials_rejected"]
 
@@ -765,7 +765,7 @@ def test_only_an_acceptance_ends_a_row_of_doubts(world: World, between: Answer) 
         note(breaker, NOT_FOUND)
         note(breaker, between)
 
-    assert breaker.paused == "misconfigured"
+    assert breaker.pause_reason == "misconfigured"
 
 
 def test_acceptance_ends_a_row_of_doubts(world: World) -> None:
@@ -775,7 +775,7 @@ def test_acceptance_ends_a_row_of_doubts(world: World) -> None:
         note(breaker, NOT_FOUND, 2)
         note(breaker, ACCEPTED)
 
-    assert breaker.paused is None
+    assert breaker.pause_reason is None
 
 
 def test_refusals_that_are_proven_are_no_doubts(world: World) -> None:
@@ -787,7 +787,7 @@ def test_refusals_that_are_proven_are_no_doubts(world: World) -> None:
     outcomes = [rule(breaker, NOT_FOUND, f"bad{number}") for number in range(5)]
 
     assert [isinstance(outcome, Dead) for outcome in outcomes] == [True] * 5
-    assert breaker.paused is None
+    assert breaker.pause_reason is None
 
 
 def test_doubts_are_counted_anew(world: World) -> None:
@@ -799,7 +799,7 @@ def test_doubts_are_counted_anew(world: World) -> None:
     breaker.renew_key()
     note(breaker, FORBIDDEN, 2)
 
-    assert breaker.paused is None
+    assert breaker.pause_reason is None
 
 
 @pytest.mark.parametrize("ends", ["new key", "refused"])
@@ -826,7 +826,7 @@ def test_refusal_that_is_proven_says_so(world: World) -> None:
         reason="refused",
         detail="the SMS API answered 404, twice, and accepted another message in between",
         status=404,
-        burned=True,
+        counted=True,
     )
 
 
@@ -860,7 +860,7 @@ def test_key_revoked_under_load(world: World) -> None:
         ruled(breaker, ACCEPTED, late, began=late_began)
         began = [breaker.classifier.begin(message.envelope.key) for message in messages]
 
-    assert breaker.paused == "credentials_rejected"
+    assert breaker.pause_reason == "credentials_rejected"
 
 
 def test_steps_grow_until_a_pause(world: World) -> None:
@@ -869,7 +869,7 @@ def test_steps_grow_until_a_pause(world: World) -> None:
     outcomes = [rule(breaker, NOT_FOUND, "bad") for _ in range(3)]
     assert [delay(outcome) for outcome in outcomes] == [5, 30, None]
 
-    assert breaker.paused == "misconfigured"
+    assert breaker.pause_reason == "misconfigured"
     assert [delay(rule(breaker, NOT_FOUND, "worse")) for _ in range(3)] == [5, 5, 5]
 
 
@@ -927,7 +927,7 @@ def test_limit_of_one_number(world: World) -> None:
     again = rule(breaker, LIMITED, "bad")
 
     assert isinstance(again, Retried)
-    assert (again.reason, again.burned, again.delay_seconds) == ("singled_out", True, 30.0)
+    assert (again.reason, again.counted, again.delay_seconds) == ("singled_out", True, 30.0)
     # Nobody waits for it, nor for another message to its number.
     assert reason(rule(breaker, LIMITED, "next", "bad")) == "singled_out"
     assert not breaker.retry_after_seconds
@@ -954,7 +954,7 @@ def test_limit_for_all_after_a_message_was_singled_out(world: World) -> None:
     outcome = rule(breaker, LIMITED, "bad", put_off_for="singled_out", attempts=1)
 
     assert isinstance(outcome, Retried)
-    assert (outcome.reason, outcome.burned) == ("rate_limited", False)
+    assert (outcome.reason, outcome.counted) == ("rate_limited", False)
     assert breaker.retry_after_seconds
 
 
@@ -970,7 +970,7 @@ def test_limited_message_makes_room_for_others(world: World) -> None:
     outcome = rule(breaker, LIMITED, "bad")
 
     assert isinstance(outcome, Retried)
-    assert (outcome.reason, outcome.burned) == ("rate_limited", False)
+    assert (outcome.reason, outcome.counted) == ("rate_limited", False)
 
 
 def test_few_limited_numbers_are_told_from_a_limit_for_all(world: World) -> None:
@@ -991,7 +991,7 @@ def sender_wait(world: World, breaker: CircuitBreaker, sender: str) -> float:
 
 
 def test_limit_of_one_sender(world: World) -> None:
-    """When only other senders' messages are taken, its sender alone waits, unburned."""
+    """When only other senders' messages are taken, its sender alone waits, not counted."""
     breaker = world.breaker()
     rule(breaker, LIMITED, "first", sender="slow")
     world.passes(30)
@@ -1000,7 +1000,7 @@ def test_limit_of_one_sender(world: World) -> None:
     outcome = rule(breaker, LIMITED, "second", sender="slow")
 
     assert isinstance(outcome, Retried)
-    assert (outcome.reason, outcome.burned) == ("rate_limited", False)
+    assert (outcome.reason, outcome.counted) == ("rate_limited", False)
     assert 20 <= sender_wait(world, breaker, "slow") <= 22
     assert sender_wait(world, breaker, "fast") == 0
     assert not breaker.retry_after_seconds
@@ -1050,16 +1050,16 @@ def test_code_that_speaks_of_a_sender(world: World) -> None:
         for wait, step in zip(waits, [1, 2, 4, 8, 16, 32, 60, 60], strict=True)
     )
     assert not breaker.retry_after_seconds
-    assert breaker.paused is None
+    assert breaker.pause_reason is None
 
 
 def test_long_wait_of_one_number_is_checked(world: World) -> None:
     """A long wait that one number is asked for is checked with another one after a second."""
     breaker = world.breaker()
     assert delay(rule(breaker, status(429, wait=900), "bad")) == 120.0
-    assert breaker.paused == "rate_limited"
+    assert breaker.pause_reason == "rate_limited"
     breaker.end_passed_wait()
-    assert breaker.paused == "rate_limited"
+    assert breaker.pause_reason == "rate_limited"
 
     assert 0.8 <= world.seconds(admit(breaker, "good")) <= 1
     rule(breaker, ACCEPTED, "good")
@@ -1088,11 +1088,11 @@ def test_long_wait_of_one_number_ends_without_another_message(world: World) -> N
     breaker.give_up_probe("bad")
     world.passes(599)
     breaker.end_passed_wait()
-    assert breaker.paused == "rate_limited"
+    assert breaker.pause_reason == "rate_limited"
 
     world.passes(2)
     breaker.end_passed_wait()
-    assert breaker.paused is None
+    assert breaker.pause_reason is None
 
 
 def test_limited_message_goes_behind_others(world: World) -> None:
@@ -1198,7 +1198,7 @@ def test_same_unknown_refusal_in_a_row(world: World) -> None:
         "held",
         *["ambiguous"] * 2,
     ]
-    assert breaker.paused == "misconfigured"
+    assert breaker.pause_reason == "misconfigured"
 
 
 @pytest.mark.parametrize(
@@ -1213,7 +1213,7 @@ def test_refusals_must_be_in_a_row(world: World, between: Answer) -> None:
     note(breaker, between)
     note(breaker, UNKNOWN, 8)
 
-    assert breaker.paused is None
+    assert breaker.pause_reason is None
 
 
 @pytest.mark.parametrize(
@@ -1233,7 +1233,7 @@ def test_unknown_status_without_a_code_is_an_unknown_refusal(world: World) -> No
     breaker = world.breaker()
     note(breaker, status(418), 10)
 
-    assert breaker.paused == "misconfigured"
+    assert breaker.pause_reason == "misconfigured"
 
 
 def test_one_message_again_and_again_is_no_row(world: World) -> None:
@@ -1242,7 +1242,7 @@ def test_one_message_again_and_again_is_no_row(world: World) -> None:
     for _ in range(30):
         rule(breaker, UNKNOWN, "same")
 
-    assert breaker.paused is None
+    assert breaker.pause_reason is None
 
 
 def test_probe_that_is_refused_so_ends_no_pause(world: World) -> None:
@@ -1253,7 +1253,7 @@ def test_probe_that_is_refused_so_ends_no_pause(world: World) -> None:
     for breaker in (here, elsewhere):
         world.run(admit(breaker, "probe"))
         assert reason(rule(breaker, UNKNOWN, "probe")) == "held"
-        assert breaker.paused == "misconfigured"
+        assert breaker.pause_reason == "misconfigured"
 
 
 # --- After an outage -----------------------------------------------------------------------------
@@ -1350,13 +1350,13 @@ def test_outcome_of_an_answer(
 ) -> None:
     """A pause for the service's fault uses up no attempt; a short wait holds the message here."""
     outcome = rule(make(world), answer, "m", **attempts)
-    facts = [getattr(outcome, name, None) for name in ("reason", "burned", "uncertain")]
+    facts = [getattr(outcome, name, None) for name in ("reason", "counted", "uncertain")]
 
     assert (None if outcome is None else (type(outcome), *facts)) == expected
 
 
 def test_slow_down_does_not_hold_a_message_for_ever(world: World) -> None:
-    """A message that has been held for a minute goes to the ladder, unburned."""
+    """A message that has been held for a minute goes to the ladder, not counted."""
     outcomes = []
     for held_seconds in (MAX_HOLD_SECONDS, MAX_HOLD_SECONDS + 1):
         breaker, delivery = world.breaker(), make_delivery("m", clock=world.loop.time)
@@ -1388,7 +1388,7 @@ def test_fault_of_the_setup_holds_the_probe(world: World, answer: Answer) -> Non
 
 
 def test_probe_is_not_held_for_ever(world: World) -> None:
-    """A probe that has been held for more than a minute goes to the ladder, unburned."""
+    """A probe that has been held for more than a minute goes to the ladder, not counted."""
     breaker, delivery = paused(world), make_delivery("m", clock=world.loop.time)
     world.passes(MAX_HOLD_SECONDS + 1)
 
@@ -1404,7 +1404,7 @@ def test_probe_burns_its_attempt(world: World) -> None:
     outcome = rule(breaker, FAILED, "probe")
 
     assert isinstance(outcome, Retried)
-    assert outcome.burned
+    assert outcome.counted
 
 
 @pytest.mark.parametrize(
