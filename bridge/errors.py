@@ -2,7 +2,7 @@
 
 BridgeError
     ConfigError              a setting is wrong               -> exit 2, one line per fault
-    InvalidMessageError      the body is not a send request   -> dead letter `invalid`
+    InvalidMessageError      body or header is not valid      -> dead letter `invalid`
     InvalidSignatureError    the webhook is not authentic     -> 401
     BrokerError              no usable connection or topology -> reconnect, with back-off
       ConnectError           no connection; `fault` names the kind
@@ -11,7 +11,10 @@ BridgeError
     AttemptError             the SMS API gave no answer       -> a fate (`fates`), as for a status
 
 An answer of the SMS API is data and not an error: see `fates`.
-Any other exception is a bug, caught once at the edge of a task: dead letter `internal_error`.
+Any other exception is a bug; it is logged, and the next message is processed. Until the outcome of
+a message is decided, a bug makes it a dead letter `internal_error`. After that the message is never
+sent again. If the bug prevents its ack, it stays unacked until the session ends; then the outcome
+is settled, by this process if it receives the message, or by its answer to the worker that does.
 """
 
 from collections.abc import Iterator
@@ -61,7 +64,7 @@ class ConfigError(BridgeError):
 
 
 class InvalidMessageError(BridgeError):
-    """The body of a message is not a send request; the text names the field, never its value."""
+    """A body or header of a send request is invalid; the text names it, never its value."""
 
 
 class InvalidSignatureError(BridgeError):
@@ -77,7 +80,7 @@ class BrokerError(BridgeError):
 
 
 class ConnectError(BrokerError):
-    """The connection failed; `fault` is the kind, for metrics and the back-off."""
+    """The connection failed; `fault` is the kind, for the metrics."""
 
     def __init__(self, fault: ConnectFault, text: str) -> None:
         super().__init__(text)

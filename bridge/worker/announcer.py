@@ -81,6 +81,8 @@ class Announcer:
         except PublishError as error:
             shown = exchange or "reply_to"
             log.warning("outcome_not_published", target=shown, fault=error.fault, why=error.why)
+        except Exception:  # a bug in an outcome event concerns no message: it is acked already
+            log.exception("internal_error", message_id=event.message_id)
 
 
 def _event(envelope: Envelope, outcome: Sent | Dead, at: float) -> OutcomeEvent:

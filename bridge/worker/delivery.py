@@ -45,8 +45,10 @@ WaitCause = Literal[
     # The confirm of the copy that replaces the message, including all publish attempts.
     "publish",
 ]
-# Waits during which nothing has been sent or decided.
-_BEFORE_SENDING: Final = frozenset[WaitCause | None](
+# Waits that can be given up, so that the delivery returns to the queue: no request is in flight and
+# no copy waits for its confirm. An earlier attempt may have been posted. The service then refused
+# it for now, or its outcome is remembered, as in a wait for `next_try`.
+_BETWEEN_REQUESTS: Final = frozenset[WaitCause | None](
     ("peers", "order", "due", "slot", "retry_after", "broker", "rate", "probe", "next_try")
 )
 Waits = Callable[[WaitCause], AbstractContextManager[None]]
@@ -127,8 +129,8 @@ class Delivery:
 
     @property
     def may_be_given_back(self) -> bool:
-        """Whether it waits and nothing has been sent, so that it can return to the queue."""
-        return self.waiting_for in _BEFORE_SENDING
+        """Whether it waits with no request in flight, so that it can return to the queue."""
+        return self.waiting_for in _BETWEEN_REQUESTS
 
     @property
     def awaits_original(self) -> bool:

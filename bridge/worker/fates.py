@@ -85,9 +85,13 @@ WorkersDeadReason = Literal[
 ]
 # `drained`: an operator moved the message there while it waited.
 DeadReason = Literal[WorkersDeadReason, "drained"]
+# Why a delivery was left to the broker unacked. `stopped`: the worker drains, or the active worker
+# of ordered mode stops consuming, for example while an operator pauses it. `copy_refused` and
+# `internal_error`: the message stays unacked until its session ends.
+ReleaseReason = Literal["stopped", "connection_lost", "copy_refused", "internal_error"]
 # The outcome of a request that is not retried.
 FinalOutcome = Literal["sent", "dead"]
-# The outcome of a delivery. `released`: it was returned to the queue. `dropped`: a repeat of a
+# The outcome of a delivery. `released`: it was left to the broker unacked. `dropped`: a repeat of a
 # settled request.
 DeliveryOutcome = Literal[FinalOutcome, "retried", "released", "dropped"]
 

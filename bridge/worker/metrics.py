@@ -9,6 +9,7 @@ from bridge.worker.fates import (
     DeliveryOutcome,
     FinalOutcome,
     PauseReason,
+    ReleaseReason,
     Result,
     RetryReason,
     WorkersDeadReason,
@@ -26,8 +27,7 @@ PROCESSED: Final[Sequence[tuple[DeliveryOutcome, str]]] = (
     ("sent", "none"),
     *(("retried", reason) for reason in get_args(RetryReason)),
     *(("dead", reason) for reason in get_args(WorkersDeadReason)),
-    ("released", "shutdown"),
-    ("released", "copy_refused"),
+    *(("released", reason) for reason in get_args(ReleaseReason)),
     ("dropped", "duplicate"),
 )
 # Any other status counts as `other`.

@@ -12,7 +12,7 @@ from bridge.config import WorkerSettings
 from bridge.errors import BrokerError, CopyRefusedError, InvalidMessageError
 from bridge.telemetry.logs import Log
 from bridge.worker.announcer import Announcer
-from bridge.worker.deduplicator import New, Released, Repeat, WaitForOriginal
+from bridge.worker.deduplicator import New, Released, Repeat, Verdict, WaitForOriginal
 from bridge.worker.delivery import Delivery
 from bridge.worker.envelope import Envelope, read_envelope
 from bridge.worker.identification import Identification
@@ -70,7 +70,9 @@ class Pipeline:
         """
         if self._spans is not None:
             self._spans.begin(delivery)
-        match await self._identification.identify(delivery):
+        match await self._identify(delivery):
+            case Dead() as dead:
+                await self._settle_unidentified(delivery, dead)
             case New() as new:
                 outcome = await self._send_and_store(delivery, new)
                 at = self._settle(delivery, new, outcome)
@@ -81,6 +83,27 @@ class Pipeline:
                 await self._settle_repeat(delivery, first)
             case WaitForOriginal():
                 await self._put_off_repeat(delivery)
+
+    async def _identify(self, delivery: Delivery) -> Verdict | Dead:
+        """Return the verdict on a delivery, or the outcome that a bug in its identification has.
+
+        A redelivered message may have been sent, and nobody knows: `dlq replay` skips it then.
+        """
+        try:
+            return await self._identification.identify(delivery)
+        except BrokerError:
+            raise
+        except Exception as error:  # a bug of ours must not keep the message unacked for ever
+            log.exception("internal_error", message_id=delivery.envelope.key)
+            return _dead_by_bug(error, uncertain=delivery.redelivered)
+
+    async def _settle_unidentified(self, delivery: Delivery, dead: Dead) -> None:
+        """Settle a message that the deduplicator does not know; it was not posted."""
+        await self._settler.replace(delivery, dead)
+        self._settler.ack(delivery, dead)
+        await self._announcer.announce(
+            delivery.properties, delivery.envelope, dead, time.time(), trace=delivery.trace
+        )
 
     # New messages
 
@@ -108,7 +131,7 @@ class Pipeline:
         try:
             delivery.envelope = self._read_envelope(delivery)
             request = self._reader.read(delivery.body)
-            account = self._account  # With several accounts, this line would choose one.
+            account = self._account  # The choice among several accounts would be here.
             return await post_when_allowed(account, self._pauses, delivery, request)
         except InvalidMessageError as error:
             return Dead(reason="invalid", detail=str(error))
@@ -116,8 +139,7 @@ class Pipeline:
             raise
         except Exception as error:  # a bug of ours must not keep the message unacked for ever
             log.exception("internal_error", message_id=delivery.envelope.key)
-            name = type(error).__name__
-            return Dead(reason="internal_error", detail=f"a bug in the bridge: {name}")
+            return _dead_by_bug(error)
 
     def _settle(self, delivery: Delivery, new: New, outcome: Outcome) -> float:
         """Ack a message that was sent or replaced; return the time in unix seconds."""
@@ -230,6 +252,11 @@ async def post_when_allowed(
                 return outcome
     finally:
         account.release(delivery)
+
+
+def _dead_by_bug(error: Exception, *, uncertain: bool = False) -> Dead:
+    detail = f"a bug in the bridge: {type(error).__name__}"
+    return Dead(reason="internal_error", detail=detail, uncertain=uncertain)
 
 
 def _go_on_with(delivery: Delivery, released: Released | None) -> Retried | Dead | None:

@@ -22,7 +22,7 @@ from bridge.worker.copies import copy_properties
 from bridge.worker.deduplicator import MAX_SET_ASIDE, Deduplicator
 from bridge.worker.delivery import Delivery, WaitCause
 from bridge.worker.envelope import REPEATED, Envelope
-from bridge.worker.fates import DeliveryOutcome, FinalOutcome
+from bridge.worker.fates import DeliveryOutcome, FinalOutcome, ReleaseReason
 from bridge.worker.metrics import PROCESSED, WorkerMetrics
 from bridge.worker.outcomes import (
     Dead,
@@ -258,23 +258,24 @@ class Settler:
     def ack(self, delivery: Delivery, outcome: Outcome | None) -> bool:
         """Ack a delivery that was sent or replaced, or is a repeat (None).
 
-        Returns False if its session is over. The broker then redelivers the message, and the
-        deduplicator must recognise it.
+        Returns False if its session is over, or if a bug prevented the ack. The broker then
+        redelivers the message, and the deduplicator must recognise it.
         """
-        self._report(delivery, outcome)
-        return delivery.session.ack(delivery.tag)
+        acked = False
+        try:
+            acked = delivery.session.ack(delivery.tag)
+            self._report(delivery, outcome)
+        except Exception:  # also a bug in the report: it must not make a settled message unsettled
+            log.exception("internal_error", message_id=delivery.envelope.key)
+        return acked
 
     def report_try(self, delivery: Delivery, outcome: Retried) -> None:
         """Log and count an attempt of a delivery that waits here for the next one."""
         self._count(delivery, name_of(outcome), outcome.reason, outcome)
 
-    def report_given_back(self, delivery: Delivery) -> None:
-        """Log and count a delivery that returns to the queue: a drain, or a lost channel."""
-        self._count(delivery, "released", "shutdown", None)
-
-    def report_refused(self, delivery: Delivery) -> None:
-        """Log and count a delivery that stays unacked because the broker refuses its copy."""
-        self._count(delivery, "released", "copy_refused", None)
+    def report_released(self, delivery: Delivery, reason: ReleaseReason) -> None:
+        """Log and count a delivery that is left to the broker unacked."""
+        self._count(delivery, "released", reason, None)
 
     def _report(self, delivery: Delivery, outcome: Outcome | None) -> None:
         if outcome is None:

@@ -29,6 +29,7 @@ from bridge.worker.consumer import Consumer
 from bridge.worker.deduplicator import COMES_AGAIN_SECONDS, Deduplicator, identity_function
 from bridge.worker.delivery import Delivery
 from bridge.worker.dispatcher import Dispatcher
+from bridge.worker.fates import ReleaseReason
 from bridge.worker.identification import Identification
 from bridge.worker.metrics import WorkerMetrics
 from bridge.worker.operator_pause import OperatorPause
@@ -73,7 +74,6 @@ class Worker:
         self._upkeep = upkeep
         self._membership = membership = joint_pause.membership
         self._account = account
-        self._breaker = account.breaker
         self._pauses = pauses
         self._metrics = metrics
         self._deduplicator = Deduplicator(
@@ -136,7 +136,7 @@ class Worker:
             ),
         )
         parts: list[Part] = [
-            PauseFollower(joint_pause, self._breaker, can_take=lambda: self.consumer.can_consume),
+            PauseFollower(joint_pause, account.breaker, can_take=lambda: self.consumer.can_consume),
             self._rate_limit,
             self._questions,
             repeated_copies,
@@ -204,7 +204,7 @@ class Worker:
         """
         self._pauses.drain()
         self._identification.stop()
-        self._breaker.leave()
+        self._account.breaker.leave()
         self._rate_limit.leave()
         self._settler.hurry()
         self._dispatcher.cancel(lambda delivery: delivery.may_be_given_back)
@@ -303,7 +303,7 @@ class Worker:
         if self._lock is not None:
             # The prefetch stays the same while the breaker is open; only an operator's pause sets
             # it to 0.
-            self._breaker.end_passed_wait()
+            self._account.breaker.end_passed_wait()
             may_take = self._upkeep.is_usable and not self._pauses.by_operator
             return dict.fromkeys(queues, MOST_HELD_IN_ORDER if may_take else 0)
         each = dict.fromkeys(queues, self._prefetch())
@@ -354,24 +354,32 @@ class Worker:
     # The task of a delivery
 
     async def _run_in_turn(self, turns: Turns, delivery: Delivery) -> None:
-        await turns.take_turn(delivery, learn=self._identification.learn, work=self._run)
+        await turns.take_turn(delivery, learn=self._learn, work=self._run)
+
+    async def _learn(self, delivery: Delivery) -> None:
+        # A bug occurs again when the delivery is identified, which makes it a dead letter.
+        with contextlib.suppress(Exception):
+            await self._identification.learn(delivery)
 
     async def _run(self, delivery: Delivery) -> None:
         """Process a delivery; no exception leaves the task."""
         try:
             await self._pipeline.process(delivery)
         except CopyRefusedError:
-            self._settler.report_refused(delivery)
+            self._settler.report_released(delivery, "copy_refused")
             # It would occupy the prefetch for the rest of the session.
             self.consumer.renew()
         except (BrokerError, asyncio.CancelledError):
             # It stays unacked; the broker redelivers it, at the latest when the channel closes.
-            self._settler.report_given_back(delivery)
+            reason: ReleaseReason = "connection_lost" if delivery.is_stale else "stopped"
+            self._settler.report_released(delivery, reason)
             if self._pauses.is_draining and delivery.redelivered:
                 # The prefetch is 1 during a drain. The queue delivers redeliveries first, and a
                 # redelivery that has to be acked may be behind this one.
                 self.consumer.renew()
         except Exception:
+            # A bug while the copy is published. The decided outcome is remembered: when the message
+            # is redelivered, at the latest after this session, the copy is published.
             log.exception("internal_error", message_id=delivery.envelope.key)
             delivery.free_slot()
-            self._settler.report_given_back(delivery)
+            self._settler.report_released(delivery, "internal_error")

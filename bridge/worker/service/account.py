@@ -4,8 +4,8 @@
 is due, for the circuit breaker, for a token of the rate limits and for a slot, in this order. After
 the answer, the classifier decides whom it concerns, and the breaker decides the outcome.
 
-An account shares only the worker's pauses and metrics with others: several accounts would be
-several of these objects.
+A worker has one account. An account has no part in the worker's own state except its pauses and
+metrics; `CONTRIBUTING.md` lists the parts of a worker that assume a single account.
 """
 
 import asyncio

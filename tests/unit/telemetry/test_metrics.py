@@ -85,8 +85,10 @@ ENDS = (
     ("dead", "exhausted"),
     ("dead", "uncertain"),
     ("dead", "internal_error"),
-    ("released", "shutdown"),
+    ("released", "stopped"),
+    ("released", "connection_lost"),
     ("released", "copy_refused"),
+    ("released", "internal_error"),
     ("dropped", "duplicate"),
 )
 RESULTS = (

@@ -547,11 +547,11 @@ def test_what_goes_back_to_the_queue_is_counted_and_not_acked(world: World, ears
     """A delivery that is given back is the broker's again."""
     delivery = world.delivery(redelivered=True)
     world.passes(12.5)
-    world.settler.report_given_back(delivery)
+    world.settler.report_released(delivery, "stopped")
     (line,) = ears.heard("delivery")
 
     assert world.channel.acked == []
-    assert world.processed("released", "shutdown") == 1
-    assert (line["outcome"], line["reason"], line["redelivered"]) == ("released", "shutdown", True)
+    assert world.processed("released", "stopped") == 1
+    assert (line["outcome"], line["reason"], line["redelivered"]) == ("released", "stopped", True)
     assert line["attempts"] == 2
     assert line["seconds"] == 12.5

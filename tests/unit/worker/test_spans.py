@@ -154,7 +154,7 @@ def test_a_delivery_ends_with_what_its_line_in_the_log_says() -> None:
     [
         ("dead", "refused", "refused"),
         ("retried", "uncertain", None),
-        ("released", "shutdown", None),
+        ("released", "stopped", None),
     ],
 )
 def test_only_a_dead_letter_is_an_error(outcome: str, reason: str, error: str | None) -> None:

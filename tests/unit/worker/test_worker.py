@@ -253,7 +253,7 @@ def test_the_next_is_posted_after_an_ack_has_left(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("where", ["before the ack", "at the ack"])
 def test_bug_at_the_end_keeps_no_slot(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
-    """The next message has it, though this one is never acked."""
+    """The next message has it, though this one is not acked; its redelivery is not posted."""
     with closing(World(concurrency=1, on_uncertain="park")) as world:
         with monkeypatch.context() as patched:
             if where == "at the ack":
@@ -265,6 +265,77 @@ def test_bug_at_the_end_keeps_no_slot(monkeypatch: pytest.MonkeyPatch, where: st
         world.told.clear()
 
         assert world.settle(message_id="m-2") == ["post", "ack"]
+        world.lose_connection()
+        world.told.clear()
+        story = ["ack"] if where == "at the ack" else ["publish to q.dead", "ack"]
+        assert world.settle(redelivered=True) == story
+
+
+@pytest.mark.parametrize("redelivered", [False, True])
+@pytest.mark.parametrize("ordering", ["none", "recipient"])
+def test_bug_in_the_identification_makes_a_dead_letter(
+    monkeypatch: pytest.MonkeyPatch, ears: Ears, ordering: str, *, redelivered: bool
+) -> None:
+    """It is not posted; if it was redelivered, it counts as one that may have been sent."""
+    with closing(World(ordering=ordering)) as world:
+        monkeypatch.setattr(world.worker._identification, "_identity_of", None)
+        story = world.settle(redelivered=redelivered, reply_to="answers")
+
+        assert story == ["publish to q.dead", "ack", "publish to answers"]
+        dead = world.broker.published[0]
+        assert dead.header("sms-bridge-reason") == "internal_error"
+        assert dead.header("sms-bridge-uncertain-attempts") == int(redelivered)
+        assert len(ears.heard("internal_error")) == 1
+
+
+@pytest.mark.parametrize("part", ["report", "event"])
+def test_bug_after_the_ack_is_only_logged(
+    world: World, monkeypatch: pytest.MonkeyPatch, ears: Ears, part: str
+) -> None:
+    """The message is settled: its repeat is not posted, and nothing counts it as released."""
+    if part == "report":
+        monkeypatch.setattr(world.worker._settler, "_report", None)
+    else:
+        monkeypatch.setattr(world.broker, "publish", None)
+    assert world.settle(reply_to="answers")[:2] == ["post", "ack"]
+    assert len(ears.heard("internal_error")) == 1
+    monkeypatch.undo()
+    world.told.clear()
+
+    assert world.settle(redelivered=True) == ["ack"]
+    assert "released" not in {line["outcome"] for line in ears.heard("delivery")}
+
+
+def test_bug_before_the_ack_sends_nothing_again(
+    world: World, monkeypatch: pytest.MonkeyPatch, ears: Ears
+) -> None:
+    """What was decided is settled when the message is redelivered; till then it is unacked."""
+    world.service.answers = [CONFLICT]
+    with monkeypatch.context() as patched:
+        patched.setattr(world.broker, "deadline_for", None)
+        assert world.settle() == ["post"]
+    (line,) = ears.heard("delivery")
+    assert (line["outcome"], line["reason"]) == ("released", "internal_error")
+    world.told.clear()
+    world.lose_connection()
+
+    assert world.settle(redelivered=True) == ["publish to q.retry.5s", "ack"]
+
+
+def test_lost_connection_is_the_reason_of_what_it_releases(world: World, ears: Ears) -> None:
+    """It is no shutdown."""
+    world.pauses.block("q.dead", "nacked")
+
+    async def play() -> None:
+        waiting = world.take()
+        await asyncio.sleep(1)
+        world.lose_connection()
+        await waiting
+
+    world.run(play())
+
+    (line,) = ears.heard("delivery")
+    assert (line["outcome"], line["reason"]) == ("released", "connection_lost")
 
 
 def test_bug_after_the_answer_keeps_no_slot(ears: Ears) -> None:
@@ -398,6 +469,6 @@ def test_what_waits_goes_back_when_the_worker_stops(world: World) -> None:
 
     assert world.told == ["post", "ack"]
     assert (
-        world.value("messages_processed_total", queue="q", outcome="released", reason="shutdown")
+        world.value("messages_processed_total", queue="q", outcome="released", reason="stopped")
         == 1
     )
