@@ -6,6 +6,7 @@ message nor a receipt becomes an event as well, and every event carries what it 
 
 import base64
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Sequence
@@ -17,8 +18,15 @@ from pydantic_core import to_json
 
 from bridge.config import EndpointSettings
 from bridge.config.presets import receipt_meanings
-from bridge.config.webhook import MediaSettings
-from bridge.json_pointer import as_text, find_all, find_id, find_text, split_pointer
+from bridge.config.webhook import NORMALIZED_TYPES, MediaSettings
+from bridge.json_pointer import (
+    as_text,
+    find_all,
+    find_id,
+    find_text,
+    is_like_a_phone_number,
+    split_pointer,
+)
 from bridge.webhook.event import (
     JSON,
     UNPARSED,
@@ -64,12 +72,14 @@ def normalize(
     if pointer is not None:
         items = find_all(document, pointer)[0]
         if isinstance(items, list) and items:
-            if len(items) == 1:
-                return reader.read_items(document, items, [raw])
-            texts = _split_items(plain, pointer, len(items))
-            if texts is not None:
-                raws = [_write_raw(text.encode(), content_type, None) for text in texts]
-                return reader.read_items(document, items, raws)
+            contents = _split_items(plain, pointer, len(items))
+            if contents is None and len(items) == 1:
+                contents = [plain]
+            if contents is not None:
+                raws = [raw]
+                if len(items) > 1:
+                    raws = [_write_raw(content, content_type, None) for content in contents]
+                return reader.read_items(document, items, raws, contents)
             document = None
     kind = find_text(document, endpoint.event_type_pointers)
     event_id = verified.event_id or find_id(document, endpoint.event_id_pointers)
@@ -94,8 +104,12 @@ class _Reader:
         document: Any,  # noqa: ANN401  JSON
         items: Sequence[Any],
         raws: Sequence[dict[str, str]],
+        contents: Sequence[bytes],
     ) -> list[WebhookEvent]:
-        """Return the events of the items of a bundle."""
+        """Return the events of the items of a bundle.
+
+        `contents` has the JSON of each item: a repeat of an item is recognised in any bundle.
+        """
         endpoint, count = self._endpoint, len(items)
         types, item_types = _split_pointers(endpoint.event_type_pointers, endpoint.items_pointer)
         ids, item_ids = _split_pointers(endpoint.event_id_pointers, endpoint.items_pointer)
@@ -106,13 +120,18 @@ class _Reader:
             item_id = find_id(item, item_ids)
             if item_id is None and event_id is not None:
                 item_id = event_id if count == 1 else f"{event_id}:{index}"
-            events += self.read(
+            events_of_item = self.read(
                 item,
                 find_text(item, item_types) or kind,
                 item_id,
                 raws[index],
                 None if count == 1 else {"index": index, "count": count},
             )
+            content = hashlib.sha256(contents[index]).hexdigest()
+            for event in events_of_item:
+                if event.event_id is not None:
+                    event.identity = f"{endpoint.path} {content} {event.event_id}"
+            events += events_of_item
         if any(event.identity is not None for event in events):
             # The ids of the others show whether the bundle is a repeat.
             for number, event in enumerate(events):
@@ -154,7 +173,10 @@ class _Reader:
             return [self._event(UNPARSED, {}, event_id, raw, bundle, receipt)]
         kind = kind if endpoint.preset == "generic" else kind.replace(":", ".")
         if receipt is not None and event_id is not None and event_id == receipt.provider_id:
-            event_id = f"{event_id}:{routing_key_of(kind, endpoint)}"
+            event_id = f"{event_id}:{_word(f'{kind}:{receipt.status}')}"
+        if kind in NORMALIZED_TYPES:
+            # Subscribers rely on the members that events of these types have.
+            kind = UNPARSED
         return [self._event(kind, {}, event_id, raw, bundle, receipt)]
 
     def _receipt_event(
@@ -214,9 +236,6 @@ class _Reader:
         receipt: Receipt | None = None,
     ) -> WebhookEvent:
         endpoint = self._endpoint
-        content = self._sha256
-        if bundle is not None:
-            content = hashlib.sha256(raw["body"].encode()).hexdigest()
         if event_id is not None and _ID.fullmatch(event_id) is None:
             event_id = hashlib.sha256(event_id.encode("utf-8", "replace")).hexdigest()
         event: dict[str, Any] = {"type": kind}
@@ -235,10 +254,17 @@ class _Reader:
             routing_key=routing_key_of(kind, endpoint),
             sha256=self._sha256,
             event_id=event_id,
-            identity=None if event_id is None else f"{endpoint.path} {content} {event_id}",
+            identity=None if event_id is None else f"{endpoint.path} {self._sha256} {event_id}",
             signed_at=self._verified.timestamp,
             receipts=() if receipt is None else (receipt,),
         )
+
+
+def _word(text: str) -> str:
+    """Return an unknown word of the service for an event id, which may be logged."""
+    if not is_like_a_phone_number(text):
+        return text
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
 
 
 def _read_message(document: Any, endpoint: EndpointSettings) -> dict[str, Any] | None:  # noqa: ANN401
@@ -283,16 +309,21 @@ def _find_media(document: Any, settings: Sequence[MediaSettings]) -> list[dict[s
         of_type = place.content_type
         if "{n}" not in place.url:
             urls = find_all(document, place.url)
-            types = [None] * len(urls) if of_type is None else find_all(document, of_type)
-            media += (_medium(url, types[n]) for n, url in enumerate(urls[:MAX_MEDIA]) if url)
+            types = () if of_type is None else find_all(document, of_type)
+            pairs = itertools.zip_longest(urls[:MAX_MEDIA], types[:MAX_MEDIA])
+            media += (_medium(url, named) for url, named in pairs if url)
             continue
         for n in range(MAX_MEDIA):
-            url = find_all(document, place.url.replace("{n}", str(n)))[0]
+            url = _find_first(document, place.url.replace("{n}", str(n)))
             if not url:
                 break
             named = None if of_type is None else of_type.replace("{n}", str(n))
-            media.append(_medium(url, None if named is None else find_all(document, named)[0]))
+            media.append(_medium(url, None if named is None else _find_first(document, named)))
     return [medium for medium in media if medium]
+
+
+def _find_first(document: Any, pointer: str) -> object:  # noqa: ANN401  JSON
+    return next(iter(find_all(document, pointer)), None)
 
 
 def _medium(url: object, content_type: object) -> dict[str, str]:
@@ -354,7 +385,7 @@ def _split_pointers(
     return tuple(one for one in pointers if not one.startswith(f"{begin}/")), of_items
 
 
-def _split_items(plain: bytes, pointer: str, count: int) -> list[str] | None:
+def _split_items(plain: bytes, pointer: str, count: int) -> list[bytes] | None:
     """Return the JSON of each item as it was written; None if the list cannot be split."""
     if count > MAX_ITEMS:
         return None
@@ -367,7 +398,7 @@ def _split_items(plain: bytes, pointer: str, count: int) -> list[str] | None:
         at = _skip(text, at + 1)
         while text[at] != "]":
             end = _DECODER.raw_decode(text, at)[1]
-            items.append(text[at:end])
+            items.append(text[at:end].encode())
             at = _skip(text, end)
             if text[at] == ",":
                 at = _skip(text, at + 1)

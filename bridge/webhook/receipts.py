@@ -57,7 +57,8 @@ def read_receipt(
     """
     if settings.type_values and kind not in settings.type_values:
         return None
-    status = _find_status(document, settings.status_pointers)
+    found = _find_status(document, settings.status_pointers)
+    status = as_text(found)
     if status is None:
         return None
     message_id = find_id(document, settings.message_id_pointers)
@@ -70,7 +71,8 @@ def read_receipt(
         message_id=None if message_id is None or _looks_like_number(message_id) else message_id,
         code=code,
         meaning=None if code is None else meanings.get(code),
-        status=status,
+        # A boolean is no word; the type of the event says more.
+        status=kind if isinstance(found, bool) and kind is not None else status,
     )
 
 
@@ -87,12 +89,12 @@ def _find_error(document: Any, pointers: Sequence[str]) -> str | None:  # noqa: 
     return None if code is None or not code.strip("0") else code
 
 
-def _find_status(document: Any, pointers: Sequence[str]) -> str | None:  # noqa: ANN401  JSON
+def _find_status(document: Any, pointers: Sequence[str]) -> str | int | None:  # noqa: ANN401  JSON
+    """Return the first text, integer or boolean at any of these pointers."""
     for pointer in pointers:
         for found in find_all(document, pointer):
-            status = as_text(found)
-            if status is not None:
-                return status
+            if isinstance(found, str | int) and as_text(found) is not None:
+                return found
     return None
 
 

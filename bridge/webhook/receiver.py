@@ -287,11 +287,7 @@ class Receiver:
         deadline = asyncio.get_running_loop().time() + self._response_seconds[webhook.endpoint.path]
         events, span = webhook.events, webhook.span
         try:
-            is_new = await self._publish_event(events[0], span, deadline)
-            for begin in range(1, len(events), MAX_AT_ONCE):
-                some = events[begin : begin + MAX_AT_ONCE]
-                publishes = (self._publish_event(event, span, deadline) for event in some)
-                is_new |= any(await all_of(*publishes))
+            is_new = await self._publish_all(events, span, deadline)
         except asyncio.CancelledError:
             self.recorder.forget()
             raise
@@ -299,14 +295,40 @@ class Receiver:
             return self._refuse(webhook, error)
         return self._accepted(webhook, is_new=is_new)
 
+    async def _publish_all(
+        self, events: Sequence[WebhookEvent], span: Span, deadline: float
+    ) -> bool:
+        """Publish events in their order, and their outcome events; return whether any was new.
+
+        An event that cannot be published holds up none of the others: the service may not repeat
+        the webhook. Raises the first error at the end.
+        """
+        if len(events) == 1 and (self._outcomes is None or not events[0].receipts):
+            return await self._publish_event(events[0], span, deadline)
+        failed: Exception | None = None
+        is_new = False
+        for begin in range(0, len(events), MAX_AT_ONCE):
+            some = events[begin : begin + MAX_AT_ONCE]
+            publishes = [self._publish_event(event, span, deadline) for event in some]
+            if self._outcomes is not None:
+                at, trace = time.time(), span.headers
+                publishes += (
+                    self._outcomes.publish(event, trace, at=at, deadline=deadline)
+                    for event in some
+                    if event.receipts
+                )
+            try:
+                is_new |= any(await all_of(*publishes))
+            except (PublishError, TimeoutError) as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+        return is_new
+
     async def _publish_event(self, event: WebhookEvent, span: Span, deadline: float) -> bool:
-        """Publish an event and its outcome events; return whether any was new."""
-        publish = publish_in(span, self._exchange, partial(self._write, event, deadline))
+        """Publish an event; return whether it was new."""
         try:
-            if self._outcomes is None or not event.receipts:
-                return await publish
-            tell = self._outcomes.publish(event, span.headers, at=time.time(), deadline=deadline)
-            return any(await all_of(publish, tell))
+            return await publish_in(span, self._exchange, partial(self._write, event, deadline))
         except PublishError as error:
             self._note_returned(event, error)
             raise
@@ -340,7 +362,7 @@ class Receiver:
                     exchange=self._exchange,
                     type=self._metrics.type_label(event.type),
                 )
-        is_unparsed = webhook.events[0].routing_key == UNPARSED
+        is_unparsed = all(event.routing_key == UNPARSED for event in webhook.events)
         outcome: EventOutcome = "unparsed" if is_unparsed else "published"
         return self.recorder.end(webhook, outcome, None, webhook.endpoint.accepted)
 

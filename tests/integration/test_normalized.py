@@ -183,6 +183,21 @@ async def test_a_repeat_of_a_bundle_publishes_what_is_missing(services: Services
     assert sorted(one["message_id"] for one in outcomes) == sorted(ids)
 
 
+async def test_the_items_of_a_bundle_keep_their_order(services: Services) -> None:
+    """A receipt, which has an outcome event, is not overtaken by items without one."""
+    ids = [uuid.uuid4().hex for _ in range(6)]
+    receipt = {"to": RECIPIENT[1:], "status": {"groupName": "DELIVERED"}}
+    message = {"from": RECIPIENT[1:], "text": "YES"}
+    items = [{"messageId": one, **(message, receipt)[n % 2]} for n, one in enumerate(ids)]
+    status = await services.post("/infobip", json.dumps({"results": items}).encode())
+    events = [await services.event() for _ in ids]
+
+    assert status == 200
+    assert [event["data"]["provider_id"] for _, event in events] == ids
+    for _ in ids[::2]:
+        await services.amqp.take(services.outcomes.name)
+
+
 @pytest.mark.parametrize("body", [b"", b"no JSON", b"\xff", b'{"results": [7]}'], ids=str)
 async def test_what_cannot_be_read_is_published_all_the_same(
     services: Services, body: bytes

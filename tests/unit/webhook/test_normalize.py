@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from bridge.config import EndpointSettings
 from bridge.config.presets import PRESETS, Preset, documented_webhooks
+from bridge.config.webhook import NORMALIZED_TYPES
 from bridge.webhook.event import WebhookEvent, properties_of
 from bridge.webhook.normalize import MAX_ITEMS, normalize
 from bridge.webhook.signatures.verify import Verified
@@ -158,6 +159,40 @@ def test_all_media_are_listed() -> None:
 
 
 @pytest.mark.parametrize(
+    ("place", "shown"),
+    [
+        (
+            {"url": "/a/*/u", "content_type": "/b/*/t"},
+            [{"url": "x", "content_type": "image/png"}, {"url": "y"}],
+        ),
+        ({"url": "/a/0/u", "content_type": "/none/*/t"}, [{"url": "x"}]),
+        ({"url": "/a/{n}/u", "content_type": "/none/*/{n}"}, [{"url": "x"}, {"url": "y"}]),
+        ({"url": "/none/*/{n}"}, None),
+    ],
+    ids=str,
+)
+def test_media_need_not_have_types(
+    place: Mapping[str, str], shown: list[dict[str, str]] | None
+) -> None:
+    """Fewer types than media, because the settings or the webhook have no more, refuse nothing."""
+    settings = {"path": "/", "preset": "vonage", "message": {"media": [place]}}
+    body = b'{"from":"Acme","text":"","a":[{"u":"x"},{"u":"y"}],"b":[{"t":"image/png"}],"none":[]}'
+    endpoint = EndpointSettings.model_validate(settings)
+    (event,) = read(normalize(body, JSON, Verified(0, None, None), endpoint, now=NOW))
+
+    assert event["data"].get("media") == shown
+
+
+def test_a_receipt_has_the_type_where_the_status_is_a_boolean() -> None:
+    """No subscriber knows what `true` means."""
+    for is_final, kind in ((True, "receipt.failed"), (False, "receipt.pending")):
+        data = {"message_id": "m-1", "is_final": is_final}
+        event = one("httpsms", {"type": "message.send.expired", "id": "e-1", "data": data})
+
+        assert (event["type"], event["data"]["status"]) == (kind, "message.send.expired")
+
+
+@pytest.mark.parametrize(
     ("keyword", "types"),
     [
         ("STOP", ["message.received", "opt_out"]),
@@ -199,8 +234,39 @@ def test_an_id_of_the_message_is_made_one_of_the_event() -> None:
     events = [event for form in forms for event in events_of("twilio", form, FORM)]
 
     assert [event.event_id for event in events] == [
-        *("SM1:receipt.pending:sent", "SM1:receipt.failed:failed", "SM1:odd")
+        *("SM1:receipt.pending:sent", "SM1:receipt.failed:failed", "SM1:odd:odd")
     ]
+
+
+@pytest.mark.parametrize(
+    ("preset", "bodies", "content_type"),
+    [
+        (
+            "twilio",
+            [
+                {"MessageSid": "SM1", "MessageStatus": word}
+                for word in ("in transit", "on hold", "+447700900001", "447700900002")
+            ],
+            FORM,
+        ),
+        (
+            "sinch",
+            [
+                {"type": "recipient_delivery_report_sms", "batch_id": "b-1", "status": word}
+                for word in ("Unknown", "Odd", "+447700900001", "447700900002")
+            ],
+            JSON,
+        ),
+    ],
+)
+def test_receipts_with_unknown_words_have_different_ids(
+    preset: Preset, bodies: list[Any], content_type: str
+) -> None:
+    """Ids are logged, and a word that looks like a phone number does not appear in one."""
+    ids = [event.event_id for body in bodies for event in events_of(preset, body, content_type)]
+
+    assert len(set(ids)) == len(bodies)
+    assert "447700" not in str(ids)
 
 
 def test_the_id_of_the_signature_comes_first() -> None:
@@ -251,6 +317,26 @@ def test_other_webhooks_keep_their_type_or_are_unparsed(
     assert (event.type, event.routing_key, shown["type"]) == (kind, kind, kind)
     assert shown["data"] == {}
     assert raw_of(shown) == body
+
+
+@pytest.mark.parametrize("kind", NORMALIZED_TYPES)
+@pytest.mark.parametrize(
+    ("preset", "body"),
+    [
+        ("sinch", {"type": "{kind}", "id": "e-1"}),
+        ("android-sms-gateway", {"event": "{kind}", "id": "e-1"}),
+        ("vonage", {"status": "{kind}", "message_uuid": "m-1"}),
+        ("infobip", {"results": [{"status": {"groupName": "{kind}"}}]}),
+    ],
+)
+def test_a_service_does_not_name_a_type_of_ours(preset: Preset, body: object, kind: str) -> None:
+    """Events of these types have the members that subscribers rely on."""
+    for word in (kind, kind.replace(".", ":")):
+        written = json.dumps(body).replace("{kind}", word).encode()
+        event = one(preset, written)
+
+        assert (event["type"], event["data"]) == ("unparsed", {})
+        assert raw_of(event) == written
 
 
 def raw_of(event: Mapping[str, Any]) -> bytes:
@@ -327,6 +413,19 @@ def test_an_item_is_recognised_in_another_bundle() -> None:
     # The ids of the others show that the whole is a repeat.
     assert repeat[2].repeat_key == events_of("infobip", bundle(RECEIPT, MESSAGE, ODD))[2].repeat_key
     assert repeat[2].repeat_key is not None
+
+
+def test_an_item_is_recognised_when_it_comes_alone() -> None:
+    """Members beside the items, such as a count of pending messages, may differ by then."""
+    of_bundle = events_of("infobip", bundle(RECEIPT, MESSAGE))
+    alone = [
+        events_of("infobip", f'{{"pending": {n}, "results": [{item}]}}'.encode())[0]
+        for n, item in enumerate((RECEIPT, MESSAGE))
+    ]
+
+    assert [event.repeat_key for event in alone] == [event.repeat_key for event in of_bundle]
+    (other,) = events_of("infobip", bundle(MESSAGE.replace("text", "body")))
+    assert other.repeat_key != alone[1].repeat_key
 
 
 def test_items_without_any_id_are_no_repeats() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import hashlib
 import hmac
+import json
 import time
 import tracemalloc
 from collections.abc import Awaitable, Callable, Sequence
@@ -38,7 +39,7 @@ REMEMBERED = 1000
 PUBLIC_URL = "https://example.com/webhooks"
 # One for all, because to make them takes longer than to use them.
 METRICS = WebhookMetrics(
-    new_registry(), paths=("/webhooks", "/github"), event_types=("message.received",)
+    new_registry(), paths=("/webhooks", "/github", "/infobip"), event_types=("message.received",)
 )
 
 
@@ -259,6 +260,53 @@ async def test_each_type_that_finds_no_queue_is_told_once(ears: Ears) -> None:
         ("events_unroutable", "message.received"),
         ("events_routable", "message.received"),
     ]
+
+
+# --- Bundles --------------------------------------------------------------------------------------
+
+INFOBIP = {
+    "path": "/infobip",
+    "preset": "infobip",
+    "secrets": (SECRET,),
+    "signature": {"preset": "plain"},
+}
+
+
+async def test_one_item_of_a_bundle_holds_up_no_other(ears: Ears) -> None:
+    """Many services repeat a webhook a few times only, and some not at all."""
+
+    class Partial(Store):
+        async def write(self, body: bytes, **rest: Any) -> Publication:
+            self.bodies.append(body)
+            return write("returned" if rest["routing_key"] == "odd" else "confirmed")
+
+    items = [{"messageId": f"m-{n}", "from": "447700900001", "text": "YES"} for n in range(250)]
+    odd = {"messageId": "m-odd", "status": {"groupName": "odd"}}
+    body = json.dumps({"results": [odd, *items]}).encode()
+    store = Partial()
+    receiver = make_receiver(store, endpoints=[INFOBIP])
+    answers = [await answer_of(receiver, make_request(body, path="/infobip")) for _ in range(2)]
+
+    assert [answer.status for answer in answers] == [503, 503]
+    assert len(store.bodies) == len(items) + 2
+    assert len(ears.heard("events_unroutable")) == 1
+
+
+async def test_an_unparsed_item_does_not_count_the_others_as_unparsed(ears: Ears) -> None:
+    counts = [
+        METRICS.events.labels("message.received", "published"),
+        METRICS.events.labels("message.received", "unparsed"),
+        METRICS.events.labels("other", "unparsed"),
+    ]
+    before = [count.value for count in counts]
+    receiver = make_receiver(Store(), endpoints=[INFOBIP])
+    body = b'{"results": [7, {"messageId": "m-1", "from": "Acme", "text": "YES"}]}'
+    answer = await answer_of(receiver, make_request(body, path="/infobip"))
+    (line,) = ears.heard("webhook")
+
+    assert answer.status == 200
+    assert [now.value - then for now, then in zip(counts, before, strict=True)] == [1, 0, 1]
+    assert line["outcome"] == "published"
 
 
 # --- Several endpoints ----------------------------------------------------------------------------
