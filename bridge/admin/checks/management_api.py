@@ -213,7 +213,8 @@ def judge_members(
     wanted = min(WANTED_MEMBERS, len(nodes))
     alike: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
     for name, members in queues.items():
-        if len(members.nodes) < wanted:
+        # A queue has a member at least; without any, the management API has not named them.
+        if 0 < len(members.nodes) < wanted:
             alike[tuple(sorted(members.nodes))].append(name)
     for held, names in alike.items():
         others = [node for node in nodes if node not in held][: wanted - len(held)]

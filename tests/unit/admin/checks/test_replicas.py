@@ -23,6 +23,7 @@ def on(*nodes: str) -> Members:
         pytest.param([A], [A, B], [B], id="one-of-two"),
         pytest.param([A, B], [A, B], [], id="both-of-two"),
         pytest.param([B, C, D], [A, B, C, D], [], id="three-of-four"),
+        pytest.param([], [A, B, C], [], id="not-named"),
     ],
 )
 def test_missing_members_are_grown(held: list[str], nodes: list[str], grown: list[str]) -> None:
