@@ -30,7 +30,8 @@ EXIT_DRAIN_TIMED_OUT: Final = 75
 
 SignatureFault = Literal["missing", "malformed", "mismatch", "ambiguous", "stale", "future"]
 ConnectFault = Literal["auth_failed", "refused", "tls_failed", "timeout", "client_unsupported"]
-# Outcome of an attempt to connect to the broker, or of a connection.
+# Outcome of an attempt to connect to the broker, or of a connection. `closed_by_broker`: it ended
+# before its role did, for whatever reason; the process may have given it up itself.
 ConnectOutcome = Literal["opened", ConnectFault, "closed_by_broker"]
 # `error`: the channel ended before the broker answered. `timeout`: the deadline has passed.
 PublishFault = Literal["returned", "nacked", "timeout", "error"]

@@ -1,4 +1,4 @@
-"""Checks before a role starts: its secrets, files and ports."""
+"""Checks before a role starts: its settings, secrets and files."""
 
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING

@@ -384,7 +384,10 @@ class Demultiplexer(asyncio.StreamReaderProtocol):
         return b"".join(others) or self._sign_of_life(at)
 
     def _hold(self, data: bytes, at: int, end: int) -> int:
-        """Keep an incomplete frame; return the offset at which it begins."""
+        """Keep an incomplete frame, and return the offset at which it begins.
+
+        If the data is not AMQP, note that, and return its end: all of it goes to aiormq.
+        """
         if self._is_amqp and data[at] in FRAME_TYPES:
             # If the frame header is incomplete, the size is unknown; parsing is retried with the
             # next bytes.

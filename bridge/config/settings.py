@@ -1,4 +1,7 @@
-"""All keys of the configuration with their types and defaults, one class for each section.
+"""The whole configuration, and the sections that have no module of their own.
+
+Each section is a class with the types and defaults of its keys; those of `sms_api` and `webhook`
+are in the modules of these names.
 
 `config.example.yaml` explains each key. A `Duration` is in seconds, in whatever unit it was
 written.

@@ -115,7 +115,8 @@ class BridgeMetrics(MetricSet):
         )
         self.connections = self._counter(
             "sms_bridge_amqp_connections_total",
-            "Attempts to connect to the broker, and connections that it closed.",
+            "Attempts to connect to the broker, and connections that ended before their role did "
+            "(closed_by_broker).",
             ("outcome",),
             get_args(ConnectOutcome),
         )

@@ -22,8 +22,10 @@ from bridge.webhook.signatures.verify import is_usable
 log = Log(__name__)
 
 RETRY_AFTER_SECONDS: Final = 5
+# The answer to every webhook that fails the verification, unless the next one replaces it.
 NOT_SIGNED: Final = problem(401, "the signature is not valid")
-# Replaces NOT_SIGNED for services that do not retry after a 401.
+# Replaces NOT_SIGNED if the endpoint has `unsigned: 503` and the fault is one of `_UNREADABLE`:
+# the service would not repeat a webhook after a 401.
 UNSIGNED: Final = problem(503, "the signature is not valid", Retry_After=str(RETRY_AFTER_SECONDS))
 
 QUIET_SECONDS: Final = 3600.0

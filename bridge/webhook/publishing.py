@@ -1,4 +1,4 @@
-"""Publishes each event once, and with it the outcome events of its delivery receipts."""
+"""Recognise events that were published before, and publish outcome events for receipts."""
 
 import asyncio
 import time
@@ -26,7 +26,10 @@ _OUTCOMES: Final[dict[DeliveryState | None, ReceiptOutcome]] = {
 
 
 class RecentEvents:
-    """Publishes each event once: a repeat waits for the first publish, or its key is remembered.
+    """The keys of events in flight and of events published lately, which identify repeats.
+
+    Callers publish: `once` calls their `write` unless the key is known, and `follow` takes a
+    publication that is already written. A repeat of an event in flight waits for its confirm.
 
     An event whose confirm is late stays in flight, because the broker may still store it. It is
     published again only if the broker refuses it or the channel ends. The publisher limits the

@@ -1,8 +1,9 @@
 """Handles each webhook: receive, verify, name, publish, answer.
 
-A 200 means that the broker has confirmed the event. The content of an authentic webhook is never a
-reason to refuse it. A 503 asks the service to send the webhook again. Each endpoint has its own
-path, signature scheme and secrets; everything else is shared.
+The accepting answer (`webhook.answer`, 200 by default) means that the broker has confirmed the
+event. The content of an authentic webhook is never a reason to refuse it. A 503 asks the service to
+send the webhook again. Each endpoint has its own path, signature scheme and secrets; everything
+else is shared.
 """
 
 import asyncio
@@ -218,7 +219,10 @@ class Receiver:
         return normalize(body, content_type, verified, settings, encoding, now=time.time())
 
     def _publish_at_once(self, webhook: Webhook) -> ResponseOrFuture | None:
-        """Publish a single event if only its confirm must be awaited; otherwise return None."""
+        """Publish a single event if only its confirm must be awaited; otherwise return None.
+
+        Answers a repeat of a confirmed event at once.
+        """
         if len(webhook.events) > 1:
             return None
         event = webhook.events[0]
@@ -260,7 +264,8 @@ class Receiver:
 
     def _settle(self, waiting: Unconfirmed, error: PublishError | None) -> None:
         answer = waiting.answer
-        if answer.cancelled():  # The client has disconnected.
+        if answer.cancelled():
+            # At the end of a drain, `Listener` cancels the answers that are left.
             self.recorder.forget()
             return
         try:

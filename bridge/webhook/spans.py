@@ -25,17 +25,17 @@ def begin_webhook(tracer: Tracer, method: str, endpoint: str, parent: TraceHeade
     return tracer.begin(f"{method} {endpoint}", "server", attributes, parent=parent)
 
 
-def begin_publish(webhook: Span, exchange: str) -> Span:
+def begin_publish(webhook_span: Span, exchange: str) -> Span:
     """Begin the span of a publish, which lasts until the confirm."""
-    if webhook.trace_id is None:
-        return webhook
+    if webhook_span.trace_id is None:
+        return webhook_span
     attributes = {
         "messaging.system": "rabbitmq",
         "messaging.operation.name": "publish",
         "messaging.operation.type": "send",
         "messaging.destination.name": exchange,
     }
-    return webhook.begin(f"publish {exchange}", "producer", attributes)
+    return webhook_span.begin(f"publish {exchange}", "producer", attributes)
 
 
 def end_publish(span: Span, error: Exception | None) -> None:
@@ -47,10 +47,10 @@ def end_publish(span: Span, error: Exception | None) -> None:
 
 
 async def publish_in(
-    webhook: Span, exchange: str, publish: Callable[[TraceHeaders], Awaitable[bool]]
+    webhook_span: Span, exchange: str, publish: Callable[[TraceHeaders], Awaitable[bool]]
 ) -> bool:
     """Publish an event in a span of its own; a repeat, which is not published, gets no span."""
-    span = begin_publish(webhook, exchange)
+    span = begin_publish(webhook_span, exchange)
     try:
         is_new = await publish(span.headers)
     except (PublishError, TimeoutError) as error:

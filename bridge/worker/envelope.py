@@ -39,16 +39,18 @@ MEANING: Final = "sms-bridge-meaning"
 DEAD_AT: Final = "sms-bridge-dead-at"
 # Queue from which a dead letter came.
 QUEUE: Final = "sms-bridge-queue"
-# Headers added since the first release do not begin with the prefix: during an upgrade or after a
-# rollback, an older worker refuses a replayed dead letter with an unknown `sms-bridge-` header.
+# The headers from REASON to QUEUE begin with the prefix, these two with `x-`: a worker of another
+# version that does not know a header of the worker refuses it only if it begins with the prefix.
 REPEATED: Final = "x-sms-bridge-repeated"
-# Header of earlier releases. Urgent messages have a queue of their own now.
-PRIORITY: Final = "sms-bridge-priority"
 # `traceparent` of the delivery that a copy replaces, if spans are exported.
 EARLIER_SPAN: Final = "x-sms-bridge-earlier-span"
+# Refused, with a text that names the queue for urgent messages.
+PRIORITY: Final = "sms-bridge-priority"
 
-# Headers that the broker writes about a message's history; on a copy they would be wrong.
+# Written by the broker: how often it has delivered the message before.
 DELIVERY_COUNT: Final = "x-delivery-count"
+# Headers that the worker writes on copies and dead letters. A message may arrive with them, and a
+# replay removes them. `copies.copy_properties` decides which ones a copy keeps.
 MEMORY: Final = (
     *(REASON, DETAIL, ATTEMPTS, UNCERTAIN_ATTEMPTS),
     *(FIRST_DELIVERED_AT, STATUS, CODE, MEANING, DEAD_AT, QUEUE, TURN_AT, EARLIER_SPAN, REPEATED),

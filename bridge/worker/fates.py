@@ -139,7 +139,7 @@ class Answer(NamedTuple):
 
     @property
     def may_have_been_sent(self) -> bool:
-        """Whether another worker would send the message again if this one died before the ack."""
+        """Whether the service has accepted the message, or may have; a redelivery may repeat it."""
         match self.fate:
             case Fate.SENT | Fate.UNCERTAIN:
                 return True

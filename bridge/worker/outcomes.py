@@ -167,6 +167,8 @@ def _reason_to_try_again(result: Result) -> RetryReason:
     match result:
         case "timeout" | "connection_error" | "rate_limited":
             return result
+        # 409, 421, 425 and the codes that a preset calls temporary: the reason says that the
+        # service could not take the message now, whatever the class of its answer.
         case "success" | "rejected" | "unauthorized" | "server_error" | "protocol_error":
             return "server_error"
         case _:

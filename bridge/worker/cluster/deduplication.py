@@ -369,7 +369,11 @@ class RepeatedCopies(Part):
             self._publish_now()
 
     def receive(self, peer: str, message: Message) -> None:
-        """Learn which copies may be in the queue twice, and which of them are settled."""
+        """Learn which copies may be in the queue twice, and which of them are settled.
+
+        Publishes the copies that this worker knows if a peer joins, and those that it has settled
+        if a peer names them.
+        """
         match message:
             case Questions():
                 # Other questions are about messages that the broker marks as redelivered.

@@ -266,7 +266,10 @@ class RateLimits:
             self.divide_by(max(seen, consumers))
 
     def divide_by(self, workers: int) -> None:
-        """Divide the limits by a number of workers that is known for certain."""
+        """Divide the limits by a number of workers, counted or estimated.
+
+        The first call ends the wait for that number.
+        """
         if not self.is_shared or (workers == self._workers and self._knows_share):
             return
         self._workers = max(workers, 1)

@@ -1,8 +1,9 @@
 """One account at an SMS service: everything that belongs to it, and the posting of a message.
 
-`Pipeline` calls `wait_until_allowed`, then `post`, and finally `release`. A message waits until it
-is due, for the circuit breaker, for a token of the rate limits and for a slot, in this order. After
-the answer, the classifier decides whom it concerns, and the breaker decides the outcome.
+The pipeline calls `wait_until_allowed`, then `post`, and finally `release`. `wait_until_allowed`
+(step 6 of docs/architecture.md) waits until the message is due, then for the circuit breaker.
+`post` (steps 7 and 8) waits for a token of the rate limits, then for a slot. After the answer, the
+classifier decides whom it concerns, and the breaker decides the outcome.
 
 A worker has one account. An account has no part in the worker's own state except its pauses and
 metrics; `CONTRIBUTING.md` lists the parts of a worker that assume a single account.
@@ -98,9 +99,10 @@ class Account:
     # Before a request is sent
 
     async def wait_until_allowed(self, delivery: Delivery, request: SendRequest) -> Outcome | None:
-        """Wait for everything that needs no slot, because slots may be scarce.
+        """Wait until the message is due and the breaker admits it, without a token or a slot.
 
-        Returns None if the message may be sent now, else its outcome.
+        Returns None if it may be posted, else its outcome: it has expired, or its wait is so long,
+        also that for a token, that it goes to a retry queue.
         """
         if (expired := self._expired(delivery)) is not None:
             return expired
