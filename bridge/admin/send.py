@@ -159,8 +159,8 @@ async def _open_replies(channel: AbstractChannel) -> AbstractQueue:
         await _take_reply(queue)
     except ChannelAccessRefused:
         raise BrokerError(
-            "no permission to wait for an outcome; nothing was sent; permit the user to configure "
-            "and read queues amq.gen-*, or leave out --wait"
+            "no permission to wait for an outcome; nothing was sent; the user needs to configure "
+            "and read queues amq.gen-*; without that, leave out --wait"
         ) from None
     return queue
 

@@ -289,12 +289,14 @@ def test_broker_url(rabbitmq: Values, url: str) -> None:
 def test_every_setting_may_be_given_or_has_a_value() -> None:
     schema = yaml.safe_load((CHART / "values.schema.json").read_text())
 
-    def keys(node: dict[str, Any], prefix: str = "") -> Collection[str]:
+    def keys(node: dict[str, Any], prefix: str = "", *, in_lists: bool = False) -> Collection[str]:
         found: set[str] = set()
         if "$ref" in node:
             node = schema["definitions"][node["$ref"].rpartition("/")[2]]
         for name, below in node.get("properties", {}).items():
-            found |= {prefix + name, *keys(below, f"{prefix}{name}.")}
+            found |= {prefix + name, *keys(below, f"{prefix}{name}.", in_lists=in_lists)}
+        if in_lists and "items" in node:
+            found |= set(keys(node["items"], f"{prefix}*.", in_lists=True))
         return found
 
     own = (CHART / "templates" / "_config.tpl").read_text().partition('"sms-bridge.ownSettings"')[2]
@@ -309,7 +311,12 @@ def test_every_setting_may_be_given_or_has_a_value() -> None:
     below = "webhook.endpoints.*."
     of_endpoint = {k.removeprefix(below) for k in known_keys(in_lists=True) if k.startswith(below)}
     # These are values of the chart.
-    assert keys(endpoint["config"]) == of_endpoint - {"path", "preset", "secrets", "secret_files"}
+    assert keys(endpoint["config"], in_lists=True) == of_endpoint - {
+        "path",
+        "preset",
+        "secrets",
+        "secret_files",
+    }
 
 
 ENDPOINTS: Values = nested(

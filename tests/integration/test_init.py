@@ -37,7 +37,7 @@ def test_a_person_is_led_to_a_configuration(
         person.type("(not shown): ", f"{url.password}\n")
         person.wait_for("3/5  The SMS service")
         person.type("Service [generic]: ", "twilio\n")
-        person.wait_for("Of twilio: the Account SID, which begins with AC.")
+        person.wait_for("For twilio: the Account SID, which begins with AC.")
         person.type("Account: ", "AC1\n")
         person.type("File with the key", "\n")
         person.type("(not shown): ", f"{KEY}\n")

@@ -60,7 +60,7 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 async def printed(sandbox: Running) -> tuple[dict[str, Any], dict[str, Any]]:
     async def look() -> str | None:
         assert sandbox.child.exit_code is None, sandbox.child.tail()
-        found = re.search(r"configuration:\n\n(.+)\n\n", sandbox.output, re.DOTALL)
+        found = re.search(r"for it:\n\n(.+)\n\n", sandbox.output, re.DOTALL)
         return found[1] if found else None
 
     settings = yaml.safe_load(await eventually(look, what="the sandbox started"))

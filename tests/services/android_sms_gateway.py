@@ -77,7 +77,7 @@ SERVICE = Service(
         "the phone does not answer": (in_json(504, {"message": "timeout"}), "uncertain"),
     },
     otherwise={
-        "documented: this id was there before": ("sent", "it was accepted before"),
+        "documented: The message id was used before.": ("sent", "it was accepted before"),
         "409 with an empty object": ("sent", "the gateway answers 409 to nothing else"),
         "failed": ("uncertain", TAKEN_BY_ITS_STATE),
     },

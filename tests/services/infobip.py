@@ -95,7 +95,7 @@ SERVICE = Service(
     key_in=key_in,
     api={"account": None},
     otherwise={
-        "documented: this messageId was there before": ("sent", "it was accepted before"),
+        "documented: The message id was used before.": ("sent", "it was accepted before"),
         "each part was there before": ("sent", "as above"),
         "an error in the older form": (
             "setup:credentials_rejected",

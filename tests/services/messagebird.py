@@ -50,7 +50,7 @@ SERVICE = Service(
     key_in=key_in,
     otherwise={
         "forbidden for a new reason": ("ambiguous", "the client reads no code behind this status"),
-        "documented: it may or may not have been sent": (
+        "documented: The message may or may not have been sent.": (
             "uncertain",
             "the client reads no code behind this status",
         ),
