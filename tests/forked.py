@@ -9,6 +9,7 @@ says of that is said of a program that is started (`PROGRAM` of the tests' conft
 import asyncio
 import importlib
 import json
+import logging
 import multiprocessing
 import os
 import signal
@@ -234,4 +235,9 @@ def _be_program(
     parent.close()
     sys.stdin = os.fdopen(0, encoding="utf-8")  # a process of multiprocessing has none
     sys.argv = ["sms-bridge", *args]
-    importlib.import_module(program).main()
+    try:
+        importlib.import_module(program).main()
+    finally:
+        # A process of multiprocessing ends without what Python does at an exit, and the thread that
+        # writes the log may not have written the last lines.
+        logging.shutdown()
