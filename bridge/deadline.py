@@ -1,4 +1,4 @@
-"""A deadline for calls into libraries that swallow a cancellation.
+"""Waits with a limit: for an event, and for libraries that swallow a cancellation.
 
 `asyncio.timeout` cancels only once. `asyncio.wait_for` of Python 3.11 drops a cancellation that
 arrives together with its result, and aiormq replaces one by the error of a channel that ends at
@@ -11,6 +11,16 @@ from typing import Final, Self
 
 # Gives a cancelled block time to clean up before it is cancelled again.
 CANCEL_AGAIN_SECONDS: Final = 1.0
+
+
+async def wait_at_most(seconds: float | None, event: asyncio.Event) -> bool:
+    """Wait for an event, or for `seconds`; return False if the time has passed."""
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
 
 
 class Deadline:

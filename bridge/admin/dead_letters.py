@@ -1,13 +1,12 @@
 """Dead letters: read one, select some, and list, replay or discard them."""
 
-import asyncio
 import base64
 import json
 import math
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
@@ -23,6 +22,7 @@ from bridge.admin.replacement import NewLinesFile, Replaced, write_time
 from bridge.amqp.frames import LARGE_BODY_BYTES, Body
 from bridge.amqp.properties import Properties, as_facts
 from bridge.config import Settings
+from bridge.deadline import wait_at_most
 from bridge.topology.declarations import dead_queue
 from bridge.worker import envelope
 from bridge.worker.copies import moved_properties, replayed_properties
@@ -411,9 +411,7 @@ class Replay(_Removal):
         self._started = min(self._started, time.monotonic())
         if letters and self.per_second is not None:
             due = self._started + (self.tally.taken.total() - 1) / self.per_second
-            with suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, due - time.monotonic())):
-                    await mover.stopping.wait()
+            await wait_at_most(max(0.0, due - time.monotonic()), mover.stopping)
         if mover.stopping.is_set():
             self.tally.taken -= Counter(letter.reason or "-" for letter in letters)
             return Replaced()

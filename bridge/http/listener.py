@@ -15,7 +15,6 @@ enforces the missing limits. Refusals and evictions are then not counted.
 """
 
 import asyncio
-import contextlib
 import errno
 import math
 import select
@@ -23,6 +22,7 @@ import socket
 from email.utils import formatdate
 from typing import Final
 
+from bridge.deadline import wait_at_most
 from bridge.errors import BridgeError
 from bridge.http.connection import ServerConnection
 from bridge.http.messages import Handler
@@ -141,9 +141,7 @@ class Listener:
         loop = asyncio.get_running_loop()
         while not event.is_set() and (now := loop.time()) < deadline:
             await self._sweep(now)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(SWEEP_SECONDS):
-                    await event.wait()
+            await wait_at_most(SWEEP_SECONDS, event)
 
     async def _sweep(self, now: float) -> None:
         """Check every deadline, which is cheaper than a timer for each connection."""

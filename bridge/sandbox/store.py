@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
+from bridge.deadline import wait_at_most
 from bridge.sandbox.orders import Fault
 from bridge.sandbox.records import AcceptedMessage, ReceivedRequest, SentWebhook
 
@@ -58,12 +59,7 @@ class ChangeFeed:
         """Wait for a change after a number; return False if there is none in time."""
         if self.last > number:
             return True
-        try:
-            async with asyncio.timeout(seconds):
-                await self._changed.wait()
-        except TimeoutError:
-            return False
-        return True
+        return await wait_at_most(seconds, self._changed)
 
 
 class SandboxStore:

@@ -34,7 +34,7 @@ from bridge.amqp.client import (
 from bridge.amqp.frames import Body, DeliveryHandler
 from bridge.amqp.properties import Properties
 from bridge.config import WorkerSettings
-from bridge.deadline import Deadline
+from bridge.deadline import Deadline, wait_at_most
 from bridge.errors import BrokerError
 from bridge.telemetry.logs import Log
 from bridge.topology.declarations import request_queues
@@ -338,11 +338,7 @@ class Consumer:
         self._changed.set()
 
     async def _wait_for_change(self, most_seconds: float) -> None:
-        try:
-            async with asyncio.timeout(most_seconds):
-                await self._changed.wait()
-        except TimeoutError:
-            pass
+        await wait_at_most(most_seconds, self._changed)
         self._changed.clear()
 
     def _mark(self, consuming_with: dict[str, int]) -> None:

@@ -6,13 +6,13 @@ that reports it has seen the mark before.
 """
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from typing import Final, NoReturn
 
 from bridge.amqp.channels import heed_cancellation
 from bridge.amqp.client import Connection
+from bridge.deadline import wait_at_most
 from bridge.errors import BrokerError
 from bridge.telemetry.logs import Log
 from bridge.topology.paused_queue import (
@@ -86,9 +86,7 @@ class OperatorPause:
             is_on: bool | None = await is_paused(connection, self._queue)
         except HiddenPauseError:
             self._note_hidden(connection)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(PUBLISHING_SECONDS):
-                    await self._is_publishing.wait()
+            await wait_at_most(PUBLISHING_SECONDS, self._is_publishing)
             seen_on = self._publishing
             is_on = await self._probe()
         if is_on is not None and seen_on is not None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from bridge.config import WorkerSettings
+from bridge.deadline import wait_at_most
 from bridge.errors import BrokerError, PublishFault
 from bridge.telemetry.log_format import utc_text
 from bridge.telemetry.logs import Log
@@ -43,12 +44,7 @@ class WakeUp:
 
     async def wait(self, most_seconds: float | None = None) -> None:
         """Return when the messages are woken, or after `most_seconds`."""
-        woken = self._messages
-        try:
-            async with asyncio.timeout(most_seconds):
-                await woken.wait()
-        except TimeoutError:
-            pass
+        await wait_at_most(most_seconds, self._messages)
 
 
 class Unstored(NamedTuple):

@@ -13,6 +13,7 @@ from bridge.amqp.properties import Properties
 from bridge.amqp.publication import Publication
 from bridge.amqp.publisher import Publisher
 from bridge.config import WorkerSettings
+from bridge.deadline import wait_at_most
 from bridge.errors import BrokerError, CopyRefusedError, PublishError, Refusal
 from bridge.telemetry.log_format import Facts, shown_seconds
 from bridge.telemetry.logs import Log
@@ -125,11 +126,7 @@ class Settler:
         down a worker whose requests fail.
         """
         jitter = random.uniform(0, min(delay_seconds * JITTER_SHARE, MAX_JITTER_SECONDS))  # noqa: S311
-        try:
-            async with asyncio.timeout(jitter):
-                await self._hurried.wait()
-        except TimeoutError:
-            pass
+        await wait_at_most(jitter, self._hurried)
 
     async def _store(self, delivery: Delivery, outcome: Retried | Dead) -> None:
         """Publish a delivery's copy until the broker has confirmed it.

@@ -1,11 +1,11 @@
-"""The deadline ends blocks that swallow cancellations, and swallows none itself."""
+"""A deadline ends blocks that swallow cancellations; a bounded wait says whether its event came."""
 
 import asyncio
 
 import pytest
 
 from bridge import deadline
-from bridge.deadline import Deadline
+from bridge.deadline import Deadline, wait_at_most
 
 
 @pytest.fixture(autouse=True)
@@ -113,3 +113,24 @@ async def test_a_task_that_is_cancelled_may_have_deadlines() -> None:
     task.cancel()
 
     assert await task == "closed"
+
+
+@pytest.mark.parametrize("seconds", [None, 0.0, 30.0])
+async def test_an_event_that_is_set_ends_the_wait(seconds: float | None) -> None:
+    event = asyncio.Event()
+    event.set()
+
+    assert await wait_at_most(seconds, event)
+
+
+async def test_a_wait_for_an_event_ends_without_it() -> None:
+    assert not await wait_at_most(0.01, asyncio.Event())
+
+
+async def test_a_wait_for_an_event_can_be_cancelled() -> None:
+    waiting = asyncio.create_task(wait_at_most(30.0, asyncio.Event()))
+    await asyncio.sleep(0)
+    waiting.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await waiting

@@ -22,13 +22,13 @@ from typing import Final
 
 from bridge.amqp.frames import Body
 from bridge.amqp.properties import Properties
+from bridge.deadline import wait_at_most
 from bridge.ttl_cache import MAX_ENTRIES, ExpiringMap
 from bridge.worker.cluster.membership import (
     PRESENT,
     REMEMBERED,
     Membership,
     Part,
-    wait_at_most,
 )
 from bridge.worker.cluster.messages import (
     MAX_QUESTIONS,

@@ -11,7 +11,6 @@ silence is normal.
 """
 
 import asyncio
-import contextlib
 import random
 import secrets
 import time
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
 from bridge.amqp.frames import Body
+from bridge.deadline import wait_at_most
 from bridge.errors import BrokerError
 from bridge.telemetry.logs import Log
 from bridge.topology.declarations import workers_exchange
@@ -324,13 +324,6 @@ class Membership:
         if peer.is_present:
             peer.is_present = False
             log.info("peer_gone", peer=worker_id, why=why)
-
-
-async def wait_at_most(seconds: float, event: asyncio.Event) -> None:
-    """Wait for an event, or for `seconds`."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await event.wait()
 
 
 class Part:

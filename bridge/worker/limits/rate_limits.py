@@ -16,6 +16,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from typing import Final
 
 from bridge.config import RateLimitSettings
+from bridge.deadline import wait_at_most
 from bridge.worker.delivery import MAX_HOLD_SECONDS, Waits
 from bridge.worker.limits.capacity import Slots
 from bridge.worker.metrics import WorkerMetrics
@@ -300,10 +301,7 @@ class RateLimits:
         """Wait for the first count, at most FIRST_SHARE_SECONDS: the broker may not answer."""
         if self._knows_share:
             return
-        try:
-            async with asyncio.timeout(FIRST_SHARE_SECONDS):
-                await self._is_share_known.wait()
-        except TimeoutError:
+        if not await wait_at_most(FIRST_SHARE_SECONDS, self._is_share_known):
             self._start()
 
     def most_held(self, concurrency: int) -> int:
