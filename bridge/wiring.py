@@ -131,12 +131,12 @@ class Wiring:
         self._link("worker publish", publish)
         self._link("worker consume", worker.serve)
         self.health.ready["consumer"] = lambda: (
-            worker.consumer.is_served or (pauses.reason or account.pause_reason) is not None
+            worker.consumer.is_served or worker.pause_reason is not None
         )
         self.health.facts["worker"] = lambda: {
             "queue": settings.worker.queue,
             "standby": worker.is_standby,
-            "paused": pauses.reason or account.pause_reason,
+            "paused": worker.pause_reason,
             "pauses": pauses.report.facts(),
             "outage_suspected": breaker.is_outage_suspected,
             "paused_by_operator": _shown(worker.operator_pause.note),

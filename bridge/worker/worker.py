@@ -29,7 +29,7 @@ from bridge.worker.consumer import Consumer
 from bridge.worker.deduplicator import COMES_AGAIN_SECONDS, Deduplicator, identity_function
 from bridge.worker.delivery import Delivery
 from bridge.worker.dispatcher import Dispatcher
-from bridge.worker.fates import ReleaseReason
+from bridge.worker.fates import PauseReason, ReleaseReason
 from bridge.worker.identification import Identification
 from bridge.worker.metrics import WorkerMetrics
 from bridge.worker.operator_pause import OperatorPause
@@ -169,6 +169,11 @@ class Worker:
     def is_standby(self) -> bool | None:
         """Whether another worker is the active one; None if the worker is not in ordered mode."""
         return None if self._lock is None else self._lock.is_standby
+
+    @property
+    def pause_reason(self) -> PauseReason | None:
+        """Why the worker sends no messages: its own pause, else its account's; None if it does."""
+        return self._pauses.reason or self._account.pause_reason
 
     @property
     def copies_refused(self) -> int:
