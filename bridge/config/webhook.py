@@ -32,7 +32,14 @@ from bridge.config.fields import (
     read_section,
     write_number,
 )
-from bridge.config.presets import PRESETS, KnownPreset, as_map, lay_over, preset_endpoint
+from bridge.config.presets import (
+    PRESETS,
+    KnownPreset,
+    Preset,
+    as_map,
+    lay_over,
+    preset_endpoint,
+)
 from bridge.config.urls import PublicUrl
 
 MAX_VALUES: Final = 50
@@ -123,6 +130,15 @@ NORMALIZED_TYPES: Final = (
 )
 BodyForm = Literal["raw", "normalized"]
 NumberForm = Literal["e164", "digits"]
+
+
+def dotted_type(kind: str, preset: Preset) -> str:
+    """Return an event type with a dot for each colon, unless the preset is `generic`.
+
+    Some services have a colon in every type, and subscribers could otherwise not bind to one type.
+    """
+    return kind if preset == "generic" else kind.replace(":", ".")
+
 
 # Presets of signature schemes.
 SignaturePreset = Literal[
@@ -329,7 +345,7 @@ class WebhookSettings(EndpointSettings):
         if self.is_raw(endpoint):
             return own
         read = {*endpoint.message.type_values, *endpoint.receipts.type_values, endpoint.event_type}
-        others = (kind.replace(":", ".") for kind in own if kind not in read)
+        others = (dotted_type(kind, endpoint.preset) for kind in own if kind not in read)
         return tuple(dict.fromkeys((*NORMALIZED_TYPES, *others)))
 
     def is_raw(self, endpoint: EndpointSettings) -> bool:

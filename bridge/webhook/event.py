@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl
 from bridge.amqp.properties import Properties
 from bridge.config import EndpointSettings
 from bridge.config.fields import EVENT_TYPE, MAX_EVENT_TYPE_CHARACTERS
+from bridge.config.webhook import dotted_type
 from bridge.http.messages import Request
 from bridge.json_pointer import NOT_JSON, find_id, find_text, read_document
 from bridge.telemetry.trace_context import TraceHeaders, read_trace
@@ -49,10 +50,8 @@ class WebhookEvent:
     """A message to publish for a verified webhook: its whole body, or a normalized event from it.
 
     `type` is None if neither the body nor the endpoint names one. `sha256` is the digest of the
-    webhook's body. A repeat has the same `identity`: path, content and id. The id alone does not
-    suffice: several events may concern one message, an unsigned id can be replaced, and two
-    services may use the same id. `signed_at` is in unix seconds, or None if the scheme signs no
-    timestamp.
+    webhook's body. A repeat has the same `identity`. `signed_at` is in unix seconds, or None if the
+    scheme signs no timestamp.
     """
 
     # Not a named tuple, for the reason given at `Request`.
@@ -137,10 +136,19 @@ def name_event(
         routing_key=UNPARSED if kind is None else routing_key_of(kind, endpoint),
         sha256=sha256,
         event_id=event_id,
-        identity=None if event_id is None else f"{endpoint.path} {sha256} {event_id}",
+        identity=identity_of(endpoint, sha256, event_id),
         signed_at=verified.timestamp,
         receipts=read_receipts(document, kind, endpoint),
     )
+
+
+def identity_of(endpoint: EndpointSettings, sha256: str, event_id: str | None) -> str | None:
+    """Return the identity of an event; None if it has no id. `sha256` is the digest of its content.
+
+    The id alone does not suffice: several events may concern one message, an unsigned id can be
+    replaced, and two services may use the same id.
+    """
+    return None if event_id is None else f"{endpoint.path} {sha256} {event_id}"
 
 
 def inflate(body: bytes, content_encoding: str) -> bytes:
@@ -234,12 +242,8 @@ def _receipt_headers(receipt: Receipt | None) -> dict[str, str]:
 
 
 def routing_key_of(kind: str, endpoint: EndpointSettings) -> str:
-    """Return the routing key for an event type: the type itself, or `other` if it is not valid.
-
-    For presets other than `generic`, each colon becomes a dot. Some services have a colon in every
-    type, and subscribers could otherwise not bind to a single type.
-    """
-    key = kind if endpoint.preset == "generic" else kind.replace(":", ".")
+    """Return the routing key for an event type: its dotted form, or `other` if not valid."""
+    key = dotted_type(kind, endpoint.preset)
     return key if len(key) <= MAX_EVENT_TYPE_CHARACTERS and _is_routing_key(key) else OTHER
 
 

@@ -17,8 +17,7 @@ from typing import Any, Final
 from pydantic_core import to_json
 
 from bridge.config import EndpointSettings
-from bridge.config.presets import receipt_meanings
-from bridge.config.webhook import NORMALIZED_TYPES, MediaSettings
+from bridge.config.webhook import NORMALIZED_TYPES, MediaSettings, dotted_type
 from bridge.json_pointer import (
     as_text,
     find_all,
@@ -31,6 +30,7 @@ from bridge.webhook.event import (
     JSON,
     UNPARSED,
     WebhookEvent,
+    identity_of,
     inflate,
     read_body,
     routing_key_of,
@@ -129,14 +129,13 @@ class _Reader:
             )
             content = hashlib.sha256(contents[index]).hexdigest()
             for event in events_of_item:
-                if event.event_id is not None:
-                    event.identity = f"{endpoint.path} {content} {event.event_id}"
+                event.identity = identity_of(endpoint, content, event.event_id)
             events += events_of_item
         if any(event.identity is not None for event in events):
             # The ids of the others show whether the bundle is a repeat.
             for number, event in enumerate(events):
                 if event.identity is None:
-                    event.identity = f"{endpoint.path} {self._sha256} {number}"
+                    event.identity = identity_of(endpoint, self._sha256, str(number))
         return events
 
     def read(
@@ -154,9 +153,7 @@ class _Reader:
         """
         endpoint = self._endpoint
         receipts, message = endpoint.receipts, endpoint.message
-        receipt = None
-        if receipts.status_pointers:
-            receipt = read_receipt(document, kind, receipts, receipt_meanings(endpoint.preset))
+        receipt = read_receipt(document, kind, endpoint)
         if receipt is not None and receipt.delivery is not None:
             return [self._receipt_event(document, receipt, event_id, raw, bundle)]
         is_message = kind in message.type_values if message.type_values else kind is None
@@ -171,7 +168,7 @@ class _Reader:
         lacks_fields = is_message or (receipt is None and kind in receipts.type_values)
         if not kind or lacks_fields:
             return [self._event(UNPARSED, {}, event_id, raw, bundle, receipt)]
-        kind = kind if endpoint.preset == "generic" else kind.replace(":", ".")
+        kind = dotted_type(kind, endpoint.preset)
         if receipt is not None and event_id is not None and event_id == receipt.provider_id:
             event_id = f"{event_id}:{_word(f'{kind}:{receipt.status}')}"
         if kind in NORMALIZED_TYPES:
@@ -254,7 +251,7 @@ class _Reader:
             routing_key=routing_key_of(kind, endpoint),
             sha256=self._sha256,
             event_id=event_id,
-            identity=None if event_id is None else f"{endpoint.path} {self._sha256} {event_id}",
+            identity=identity_of(endpoint, self._sha256, event_id),
             signed_at=self._verified.timestamp,
             receipts=() if receipt is None else (receipt,),
         )

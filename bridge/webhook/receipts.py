@@ -1,7 +1,7 @@
 """Reads delivery receipts from event bodies. Does no I/O."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 from bridge.config import EndpointSettings
@@ -35,26 +35,20 @@ class Receipt(NamedTuple):
 
 def read_receipts(document: Any, kind: str | None, endpoint: EndpointSettings) -> list[Receipt]:  # noqa: ANN401  JSON
     """Return the receipts in an event of this type; empty if it is not a delivery receipt."""
-    settings = endpoint.receipts
-    if not settings.status_pointers:
-        return []
     pointer = endpoint.items_pointer
     items = (document,) if pointer is None else find_all(document, f"{pointer}/*")
-    meanings = receipt_meanings(endpoint.preset)
-    read = [read_receipt(item, kind, settings, meanings) for item in items]
+    read = [read_receipt(item, kind, endpoint) for item in items]
     return [receipt for receipt in read if receipt is not None]
 
 
-def read_receipt(
-    document: Any,  # noqa: ANN401  JSON
-    kind: str | None,
-    settings: ReceiptSettings,
-    meanings: Mapping[str, str],
-) -> Receipt | None:
+def read_receipt(document: Any, kind: str | None, endpoint: EndpointSettings) -> Receipt | None:  # noqa: ANN401  JSON
     """Return the receipt in an event or an item of one; None if it is not a delivery receipt.
 
     Invalid ids (see `find_id`) and ids that look like phone numbers are left out.
     """
+    settings = endpoint.receipts
+    if not settings.status_pointers:
+        return None
     if settings.type_values and kind not in settings.type_values:
         return None
     found = _find_status(document, settings.status_pointers)
@@ -70,7 +64,7 @@ def read_receipt(
         provider_id=find_provider_id(document, settings.provider_id_pointers),
         message_id=None if message_id is None or _looks_like_number(message_id) else message_id,
         code=code,
-        meaning=None if code is None else meanings.get(code),
+        meaning=None if code is None else receipt_meanings(endpoint.preset).get(code),
         # A boolean is no word; the type of the event says more.
         status=kind if isinstance(found, bool) and kind is not None else status,
     )

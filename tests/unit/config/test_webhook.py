@@ -87,6 +87,19 @@ def test_types_that_may_be_named_are_those_of_all_endpoints(load: Load) -> None:
     assert loaded.known_types_of_all == ("a", "b", "c", "d")
 
 
+@pytest.mark.parametrize(("preset", "named"), [("generic", "a:b"), ("sinch", "a.b")])
+def test_types_of_normalized_events_are_named_as_they_are_published(
+    load: Load, preset: str, named: str
+) -> None:
+    loaded = webhook(
+        load,
+        secrets=["s"],
+        endpoints=[OTHER | {"preset": preset, "body": "normalized", "event_types": ["a:b"]}],
+    )
+
+    assert named in loaded.types_of(loaded.endpoints[0])
+
+
 def test_endpoints_of_the_environment(load: Load) -> None:
     """A list of endpoints is JSON in the environment, and takes the place of the file's."""
     given = [{"path": "/a", "secrets": [CANARY], "signature": {"preset": "github"}}]

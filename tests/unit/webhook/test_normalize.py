@@ -18,6 +18,7 @@ from bridge.config.webhook import NORMALIZED_TYPES
 from bridge.webhook.event import WebhookEvent, properties_of
 from bridge.webhook.normalize import MAX_ITEMS, normalize
 from bridge.webhook.signatures.verify import Verified
+from tests.unit.webhook.documented import documented
 
 JSON = "application/json"
 FORM = "application/x-www-form-urlencoded"
@@ -58,14 +59,6 @@ def one(preset: Preset, body: bytes | object, content_type: str | None = JSON) -
     """Return the only event of a webhook."""
     (event,) = read(events_of(preset, body, content_type))
     return event
-
-
-def documented() -> list[Any]:
-    return [
-        pytest.param(preset, webhook, id=f"{preset}: {webhook['means']}")
-        for preset in PRESETS
-        for webhook in documented_webhooks(preset)
-    ]
 
 
 # --- What services document -----------------------------------------------------------------------

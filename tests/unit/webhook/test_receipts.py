@@ -18,6 +18,7 @@ from bridge.webhook.receipts import Receipt, read_receipts
 from bridge.worker.envelope import Envelope
 from bridge.worker.request import parse_request
 from bridge.worker.service.shape import shape_from
+from tests.unit.webhook.documented import documented
 
 SETTINGS = ReceiptSettings(
     status_pointers=("/status",),
@@ -44,15 +45,6 @@ def read(
 
 def endpoint_of(preset: Any) -> EndpointSettings:
     return EndpointSettings.model_validate({"path": "/webhooks", "preset": preset})
-
-
-def documented() -> list[Any]:
-    """List each documented webhook of each preset."""
-    return [
-        pytest.param(preset, webhook, id=f"{preset}: {webhook['means']}")
-        for preset in PRESETS
-        for webhook in documented_webhooks(preset)
-    ]
 
 
 # --- What services document -----------------------------------------------------------------------
