@@ -226,7 +226,7 @@ class ReceiptData(_Closed):
 
 
 class OptOutData(_Closed):
-    """Who wants no more messages, or wants them again."""
+    """A person's opt-out or opt-in: no more messages, or messages again."""
 
     sender: str = Field(alias="from", description="+ and digits, a short code or a name")
     to: str | None = None

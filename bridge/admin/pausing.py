@@ -154,10 +154,10 @@ async def find_pause(
 
 
 def explain_paused(queue: str, paused: Paused) -> tuple[str, str]:
-    """Return who has paused the workers, since when and why, and the remedy."""
+    """Return the text about an operator's pause (operator, start, reason), and the remedy."""
     note = paused.note
-    who = "an operator" if note is None or note.by is None else note.by
-    text = f"{who} has paused every worker of {queue}"
+    operator = "an operator" if note is None or note.by is None else note.by
+    text = f"{operator} has paused every worker of {queue}"
     if note is not None:
         text += f" since {note.since_text}"
         text += f": {note.reason}" if note.reason is not None else ""

@@ -128,7 +128,7 @@ class ReceiverReport(BaseModel, frozen=True):
 class ProcessReport(BaseModel, frozen=True):
     """One admin port; if no role answers there, `fault` has the reason.
 
-    `address` is one of those that `name` resolves to. `failing` lists failing checks of /readyz.
+    `name` is a host name, `address` one of its addresses. `failing`: failed checks of /readyz.
     """
 
     name: str

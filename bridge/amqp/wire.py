@@ -222,7 +222,7 @@ class Wire(TransportFactory):
             self._is_reading = enabled
             (self._transport.resume_reading if enabled else self._transport.pause_reading)()
             if self._protocol is not None:
-                # What was not read on purpose is no gap.
+                # A pause in reading that this process chose is no gap.
                 self._protocol.heard_at = self._clock()
 
     def keep_alive(self) -> None:

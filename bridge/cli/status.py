@@ -61,9 +61,9 @@ def status(
     """Show queues, rates, pauses with their causes, workers and receivers on one screen.
 
     Queues, consumers and an operator's pause come from the broker, everything else from the admin
-    ports; those that do not answer are listed. Nothing is changed and no message is read: ages are
-    those of messages that workers hold, and reasons are those of dead letters made since the
-    workers started. `dlq list` reads the queue itself.
+    ports; an admin port that does not answer is listed. Nothing is changed and no message is read:
+    ages are of messages that workers hold, and reasons count dead letters since the workers
+    started. `dlq list` reads the queue itself.
 
     Exit 1 if the broker, or an admin port given with --admin, does not answer. --watch exits with
     0; with --json as well, each reading is a line.
@@ -215,8 +215,8 @@ def _faults(status: "Status") -> Iterator[str]:
         note = status.paused_by_operator
         since = _since(None if note is None else note.since)
         why = "" if note is None or note.reason is None else f": {note.reason}"
-        who = "an operator" if note is None or note.by is None else note.by
-        yield f"PAUSED  every worker, by {who}{since}{why}; `sms-bridge resume` ends it"
+        operator = "an operator" if note is None or note.by is None else note.by
+        yield f"PAUSED  every worker, by {operator}{since}{why}; `sms-bridge resume` ends it"
     yield from _own_pauses(status)
     of_all = _how_many(len(status.workers))
     waits = [worker.retry_after_seconds for _, worker in status.workers]

@@ -371,8 +371,8 @@ class RepeatedCopies(Part):
     def receive(self, peer: str, message: Message) -> None:
         """Learn which copies may be in the queue twice, and which of them are settled.
 
-        Publishes the copies that this worker knows if a peer joins, and those that it has settled
-        if a peer names them.
+        If a peer joins, publishes the copies that this worker knows. If a peer names a copy that
+        this worker has settled, publishes that it is settled.
         """
         match message:
             case Questions():
