@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl
 from bridge.amqp.properties import Properties
 from bridge.config import EndpointSettings
 from bridge.config.fields import EVENT_TYPE, MAX_EVENT_TYPE_CHARACTERS
+from bridge.config.presets import Preset
 from bridge.config.webhook import dotted_type
 from bridge.http.messages import Request
 from bridge.json_pointer import NOT_JSON, find_id, find_text, read_document
@@ -243,14 +244,14 @@ def _receipt_headers(receipt: Receipt | None) -> dict[str, str]:
 
 def routing_key_of(kind: str, endpoint: EndpointSettings) -> str:
     """Return the routing key for an event type: its dotted form, or `other` if not valid."""
-    key = dotted_type(kind, endpoint.preset)
-    return key if len(key) <= MAX_EVENT_TYPE_CHARACTERS and _is_routing_key(key) else OTHER
+    return OTHER if len(kind) > MAX_EVENT_TYPE_CHARACTERS else _routing_key(kind, endpoint.preset)
 
 
 # A service has few event types, so the cache rarely misses.
 @functools.lru_cache(maxsize=256)
-def _is_routing_key(text: str) -> bool:
-    return EVENT_TYPE.fullmatch(text) is not None
+def _routing_key(kind: str, preset: Preset) -> str:
+    key = dotted_type(kind, preset)
+    return OTHER if EVENT_TYPE.fullmatch(key) is None else key
 
 
 def _short(text: str | None) -> str | None:

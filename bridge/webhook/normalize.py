@@ -303,13 +303,16 @@ def _find_number(
 def _find_media(document: Any, settings: Sequence[MediaSettings]) -> list[dict[str, str]]:  # noqa: ANN401
     media: list[dict[str, str]] = []
     for place in settings:
-        of_type = place.content_type
         if "{n}" not in place.url:
             urls = find_all(document, place.url)
-            types = () if of_type is None else find_all(document, of_type)
-            pairs = itertools.zip_longest(urls[:MAX_MEDIA], types[:MAX_MEDIA])
-            media += (_medium(url, named) for url, named in pairs if url)
+            # Most messages have no media.
+            if any(urls):
+                of_type = place.content_type
+                types = () if of_type is None else find_all(document, of_type)
+                pairs = itertools.zip_longest(urls[:MAX_MEDIA], types[:MAX_MEDIA])
+                media += (_medium(url, named) for url, named in pairs if url)
             continue
+        of_type = place.content_type
         for n in range(MAX_MEDIA):
             url = _find_first(document, place.url.replace("{n}", str(n)))
             if not url:

@@ -35,6 +35,8 @@ class Receipt(NamedTuple):
 
 def read_receipts(document: Any, kind: str | None, endpoint: EndpointSettings) -> list[Receipt]:  # noqa: ANN401  JSON
     """Return the receipts in an event of this type; empty if it is not a delivery receipt."""
+    if not endpoint.receipts.status_pointers:
+        return []
     pointer = endpoint.items_pointer
     items = (document,) if pointer is None else find_all(document, f"{pointer}/*")
     read = [read_receipt(item, kind, endpoint) for item in items]
@@ -47,8 +49,6 @@ def read_receipt(document: Any, kind: str | None, endpoint: EndpointSettings) ->
     Invalid ids (see `find_id`) and ids that look like phone numbers are left out.
     """
     settings = endpoint.receipts
-    if not settings.status_pointers:
-        return None
     if settings.type_values and kind not in settings.type_values:
         return None
     found = _find_status(document, settings.status_pointers)
