@@ -109,7 +109,7 @@ class Bridge:
         failed = self._ended()
         for name, task in failed.items():
             error = None if task.cancelled() else task.exception()
-            log.critical("part_failed", part=name, cause=error)
+            log.critical("component_failed", component=name, cause=error)
         return bool(failed)
 
     async def _drain(self) -> bool:

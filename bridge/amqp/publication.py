@@ -65,12 +65,12 @@ class Publication:
     def error(self) -> PublishError | None:
         """Why it is not stored; None if it is stored, or if the broker has not answered yet."""
         confirm = self._confirm.result() if self._confirm.done() else "confirmed"
-        return None if confirm == "confirmed" else not_stored(confirm, self._routing_key)
+        return None if confirm == "confirmed" else publish_error(confirm, self._routing_key)
 
     def time_out(self) -> PublishError:
         """Count the confirm as late; return the error that `stored` would raise."""
         self._count("timeout")
-        return not_stored("timeout", self._routing_key)
+        return publish_error("timeout", self._routing_key)
 
     async def stored(self, deadline: float) -> None:
         """Return when the broker has confirmed it.
@@ -81,7 +81,7 @@ class Publication:
         confirm = await _wait(self._confirm, deadline)
         self._count(confirm)
         if confirm != "confirmed":
-            raise not_stored(confirm, self._routing_key)
+            raise publish_error(confirm, self._routing_key)
 
     def when_known(self, notify: Callable[[bool], object]) -> None:
         """Call `notify(is_stored)` when the broker has answered or the channel has ended.
@@ -172,7 +172,7 @@ def resolve(confirm: "asyncio.Future[Confirm]", outcome: Confirm) -> None:
         confirm.set_result(outcome)
 
 
-def not_stored(fault: PublishFault, routing_key: str = "") -> PublishError:
+def publish_error(fault: PublishFault, routing_key: str = "") -> PublishError:
     """Return the error of a publish that was not confirmed."""
     match fault:
         case "returned":

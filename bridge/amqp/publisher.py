@@ -24,7 +24,7 @@ from bridge.amqp.frames import (
     Progress,
 )
 from bridge.amqp.properties import Properties
-from bridge.amqp.publication import LonePublication, Publication, not_stored, resolve
+from bridge.amqp.publication import LonePublication, Publication, publish_error, resolve
 from bridge.amqp.wire import PublishingChannel
 from bridge.errors import Confirm, ExchangeRefusedError, PublishError, Refusal
 from bridge.telemetry.logs import Log
@@ -140,12 +140,12 @@ class ConfirmedChannel:
                 async with asyncio.timeout_at(deadline):
                     channel = await self._wait_for_channel(message_id)
             except TimeoutError:
-                raise not_stored("timeout") from None
+                raise publish_error("timeout") from None
             if channel is None:
-                raise not_stored("error")
+                raise publish_error("error")
             _check_room(channel)
         if asyncio.get_running_loop().time() >= deadline:
-            raise not_stored("timeout")
+            raise publish_error("timeout")
         return channel
 
     async def _wait_for_channel(self, message_id: str | None) -> PublishingChannel | None:
@@ -404,15 +404,15 @@ class Publisher:
         await self._main.room_for(None, deadline)
         connection = self._main.connection
         if connection is None or len(self._alone) >= MAX_ALONE:
-            raise not_stored("error")
+            raise publish_error("error")
         try:
             async with asyncio.timeout_at(deadline):
                 return await open_channel(connection, confirms=True), connection
         except TimeoutError:
-            raise not_stored("timeout") from None
+            raise publish_error("timeout") from None
         except Exception as error:  # noqa: BLE001  aiormq raises other errors too
             log.debug("no_channel", error=type(error).__name__)
-            raise not_stored("error") from None
+            raise publish_error("error") from None
 
     async def _watch(
         self,

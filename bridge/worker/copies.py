@@ -24,13 +24,13 @@ from bridge.worker.envelope import (
     MEANING,
     MEMORY,
     OF_EVENTS,
+    POSSIBLE_DUPLICATE,
     PREFIX,
     PRIORITY,
     QUEUE,
     REASON,
-    REPEATED,
+    SCHEDULED_AT,
     STATUS,
-    TURN_AT,
     UNCERTAIN_ATTEMPTS,
     Envelope,
     is_from_retry_queue,
@@ -75,7 +75,7 @@ def copy_properties(
     # A retry copy keeps the status, code and meaning of its last answer. A publisher's own message
     # must not have headers of these names.
     not_ours = () if is_from_retry_queue(headers) else (STATUS, CODE, MEANING)
-    for name in (DEAD_AT, QUEUE, TURN_AT, REPEATED, *not_ours, *OF_EVENTS):
+    for name in (DEAD_AT, QUEUE, SCHEDULED_AT, POSSIBLE_DUPLICATE, *not_ours, *OF_EVENTS):
         headers.pop(name, None)
     own: dict[str, Any] = {
         REASON: outcome.reason,
@@ -87,10 +87,10 @@ def copy_properties(
     }
     if envelope.expires_at is not None:
         own[EXPIRES_AT] = write_moment(envelope.expires_at)
-    if envelope.turn_at is not None:
-        own[TURN_AT] = write_moment(envelope.turn_at)
+    if envelope.scheduled_at is not None:
+        own[SCHEDULED_AT] = write_moment(envelope.scheduled_at)
     if envelope.has_been_copied:
-        own[REPEATED] = True
+        own[POSSIBLE_DUPLICATE] = True
     if span:
         own[EARLIER_SPAN] = span[0][1]
     if outcome.status is not None:
@@ -183,7 +183,7 @@ def renewed_properties(properties: Properties, *, is_repeated: bool, max_bytes: 
     so, is not carried over to the copy.
     """
     renewed = moved_properties(properties)
-    own: dict[str, Any] = {REPEATED: True} if is_repeated else {}
+    own: dict[str, Any] = {POSSIBLE_DUPLICATE: True} if is_repeated else {}
     return _fitted(renewed, renewed.headers or {}, own, max_bytes)
 
 

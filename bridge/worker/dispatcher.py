@@ -11,7 +11,12 @@ from bridge.config import WorkerSettings
 from bridge.telemetry.logs import Log
 from bridge.topology.declarations import request_queues
 from bridge.worker.delivery import Delivery
-from bridge.worker.envelope import DELIVERY_COUNT, REPEATED, bare_envelope, is_from_retry_queue
+from bridge.worker.envelope import (
+    DELIVERY_COUNT,
+    POSSIBLE_DUPLICATE,
+    bare_envelope,
+    is_from_retry_queue,
+)
 from bridge.worker.metrics import WorkerMetrics
 from bridge.worker.session import Session
 
@@ -130,7 +135,7 @@ class Dispatcher:
             body=body,
             properties=properties,
             # If a copy was published twice, the second one is not marked as redelivered.
-            redelivered=redelivered or REPEATED in headers,
+            redelivered=redelivered or POSSIBLE_DUPLICATE in headers,
             tag=tag,
             session=session,
             envelope=bare_envelope(properties, now=time.time()),
@@ -141,7 +146,7 @@ class Dispatcher:
         # A quorum queue drops a message whose delivery count exceeds its limit, by default 20 since
         # RabbitMQ 4.0.
         if isinstance(count, int) and count >= WARN_FROM_COUNT:
-            log.warning("delivered_often", message_id=delivery.envelope.key, before=count)
+            log.warning("high_delivery_count", message_id=delivery.envelope.key, before=count)
         return delivery
 
     def start(self, delivery: Delivery) -> None:

@@ -1,7 +1,7 @@
 """Read the properties and headers of a message.
 
 A retry copy carries its history in `sms-bridge-attempts`, `-uncertain-attempts`, `-copies`,
-`-first-delivered-at`, `-turn-at` and `x-sms-bridge-repeated`. `x-death` is not used, because
+`-first-delivered-at`, `-scheduled-at` and `-possible-duplicate`. `x-death` is not used, because
 RabbitMQ 4 ignores it on messages that are published again. The set of headers is fixed and each
 copy overwrites them, so that copies do not grow.
 """
@@ -32,18 +32,18 @@ ATTEMPTS: Final = "sms-bridge-attempts"
 UNCERTAIN_ATTEMPTS: Final = "sms-bridge-uncertain-attempts"
 FIRST_DELIVERED_AT: Final = "sms-bridge-first-delivered-at"
 COPIES: Final = "sms-bridge-copies"
-TURN_AT: Final = "sms-bridge-turn-at"
+SCHEDULED_AT: Final = "sms-bridge-scheduled-at"
 STATUS: Final = "sms-bridge-status"
 CODE: Final = "sms-bridge-code"
 MEANING: Final = "sms-bridge-meaning"
 DEAD_AT: Final = "sms-bridge-dead-at"
 # Queue from which a dead letter came.
 QUEUE: Final = "sms-bridge-queue"
-# The headers from REASON to QUEUE begin with the prefix, these two with `x-`: a worker of another
-# version that does not know a header of the worker refuses it only if it begins with the prefix.
-REPEATED: Final = "x-sms-bridge-repeated"
+# True on a copy that may exist twice, or whose message may have been sent. Further headers of the
+# worker begin with `x-sms-bridge-`: a worker of this version refuses other names with the prefix.
+POSSIBLE_DUPLICATE: Final = "sms-bridge-possible-duplicate"
 # `traceparent` of the delivery that a copy replaces, if spans are exported.
-EARLIER_SPAN: Final = "x-sms-bridge-earlier-span"
+EARLIER_SPAN: Final = "sms-bridge-earlier-span"
 # Refused, with a text that names the queue for urgent messages.
 PRIORITY: Final = "sms-bridge-priority"
 
@@ -53,7 +53,8 @@ DELIVERY_COUNT: Final = "x-delivery-count"
 # replay removes them. `copies.copy_properties` decides which ones a copy keeps.
 MEMORY: Final = (
     *(REASON, DETAIL, ATTEMPTS, UNCERTAIN_ATTEMPTS),
-    *(FIRST_DELIVERED_AT, STATUS, CODE, MEANING, DEAD_AT, QUEUE, TURN_AT, EARLIER_SPAN, REPEATED),
+    *(FIRST_DELIVERED_AT, STATUS, CODE, MEANING, DEAD_AT, QUEUE),
+    *(SCHEDULED_AT, EARLIER_SPAN, POSSIBLE_DUPLICATE),
 )
 # Headers with which publishers set options of one message.
 _SETTINGS: Final = (EXPIRES_AT, NOT_BEFORE, ON_UNCERTAIN, ORDERING_KEY)
@@ -82,7 +83,8 @@ class Envelope(NamedTuple):
     """The bridge's record of one message. Times are unix seconds.
 
     `try_of` distinguishes the copies of one publish from those of a later publish with the same id.
-    `turn_at`: when the rate limit of its sender admits it, if it waits for that on a retry queue.
+    `scheduled_at`: when the rate limit of its sender admits it, if it waits for that on a retry
+    queue.
     `put_off_for` is the reason of its last stay on a retry queue. `has_been_copied`: its
     replacement may already be stored, without a confirm or by another worker.
     """
@@ -98,7 +100,7 @@ class Envelope(NamedTuple):
     uncertain_attempts: int = 0
     copies: int = 0
     try_of: str = ""
-    turn_at: float | None = None
+    scheduled_at: float | None = None
     put_off_for: str | None = None
     has_been_copied: bool = False
     trace: TraceHeaders = ()
@@ -178,7 +180,7 @@ def read_envelope(
         # say.
         attempts=max(bare.attempts, _read_count(headers, ATTEMPTS)),
         uncertain_attempts=max(bare.uncertain_attempts, _read_count(headers, UNCERTAIN_ATTEMPTS)),
-        turn_at=_read_moment(headers, TURN_AT),
+        scheduled_at=_read_moment(headers, SCHEDULED_AT),
         put_off_for=_read_word(headers, REASON),
     )
 

@@ -205,7 +205,7 @@ class ActiveLock:
         for queue in self.queues:
             while (sizes := await read_queue(connection, queue)) and sizes.consumers:
                 if clock() >= give_up_at:
-                    log.warning("others_take", queue=queue, remedy=OTHERS_REMEDY)
+                    log.warning("foreign_consumers", queue=queue, remedy=OTHERS_REMEDY)
                     break
                 await asyncio.sleep(OTHERS_LOOK_SECONDS)
 

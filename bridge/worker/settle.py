@@ -22,7 +22,7 @@ from bridge.worker.cluster.deduplication import RepeatedCopies
 from bridge.worker.copies import copy_properties
 from bridge.worker.deduplicator import MAX_SET_ASIDE, Deduplicator
 from bridge.worker.delivery import Delivery, WaitCause
-from bridge.worker.envelope import REPEATED, Envelope
+from bridge.worker.envelope import POSSIBLE_DUPLICATE, Envelope
 from bridge.worker.fates import DeliveryOutcome, FinalOutcome, ReleaseReason
 from bridge.worker.metrics import PROCESSED, WorkerMetrics
 from bridge.worker.outcomes import (
@@ -178,7 +178,7 @@ class Settler:
         return retry_queue(delivery.queue, outcome.delay_seconds)
 
     def _note_unstored(self, tries: "_Tries", error: PublishError) -> None:
-        log.warning("not_stored", queue=tries.queue, fault=error.fault, why=str(error))
+        log.warning("publish_failed", queue=tries.queue, fault=error.fault, why=str(error))
         if error.fault == "returned":
             self.queue_missing.set()
         self._unstored.add(tries.delivery)
@@ -232,7 +232,7 @@ class Settler:
                 properties=properties,
                 deadline=deadline,
             )
-        if REPEATED in (properties.headers or {}):
+        if POSSIBLE_DUPLICATE in (properties.headers or {}):
             self._repeated_copies.note_published(properties, delivery.body)
         return written
 

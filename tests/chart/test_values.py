@@ -130,8 +130,8 @@ FLIPS: dict[str, Any] = {
     "serviceMonitor.targetLabels": ["team"],
     "prometheusRule.runbookBaseUrl": "https://runbooks.example.com",
     "prometheusRule.selector": 'namespace="sms"',
-    "prometheusRule.disabled": ["SmsBridgeWorkerPaused"],
-    "prometheusRule.overrides": {"SmsBridgeWorkerPaused": {"for": "1h"}},
+    "prometheusRule.disabled": ["SmsBridgeWorkerPausedActionRequired"],
+    "prometheusRule.overrides": {"SmsBridgeWorkerPausedActionRequired": {"for": "1h"}},
     "topology.deletionPolicy": "delete",
     "topology.extraBindings": [{"destination": "team-b", "routingKey": "#"}],
     **{

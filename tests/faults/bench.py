@@ -229,7 +229,7 @@ class Live:
 
     def bugs(self) -> list[str]:
         """Return what it logged that may never be logged."""
-        never = {"internal_error", "unhandled_error", "part_failed"}
+        never = {"internal_error", "unhandled_error", "component_failed"}
         return [f"{line.event} {line.facts}" for line in self.ears.lines if line.event in never]
 
 

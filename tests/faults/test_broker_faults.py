@@ -72,7 +72,7 @@ async def test_a_copy_whose_confirm_is_late_is_published_once(bench: Bench) -> N
         numbers = await bench.publish(5)
         await eventually(lambda: len(bench.service.posts(numbers)) == 5, what="POSTs")
         bench.proxy.freeze("broker")
-        await eventually(lambda: len(live.logged("not_stored")) >= 15, what="late confirms")
+        await eventually(lambda: len(live.logged("publish_failed")) >= 15, what="late confirms")
         bench.service.behave()
         bench.proxy.thaw()
         await bench.until_taken(numbers)
@@ -111,7 +111,7 @@ async def test_a_copy_outlives_its_session_in_an_alarm(
         ) as live,
     ):
         await eventually(
-            lambda: any(line["why"] == why for line in live.logged("not_stored")),
+            lambda: any(line["why"] == why for line in live.logged("publish_failed")),
             what="a copy that is not stored",
         )
         bench.proxy.cut(CONSUME_LINK)
@@ -141,7 +141,7 @@ async def test_retry_queue_deleted_by_an_operator(bench: Bench) -> None:
 
         assert set(bench.extra_posts(numbers).values()) == {2}
         # For a moment after the deletion the broker still routes to the queue, and nacks.
-        faults = {entry["fault"] for entry in live.logged("not_stored")} - {"nacked"}
+        faults = {entry["fault"] for entry in live.logged("publish_failed")} - {"nacked"}
         assert faults == {"returned"}
         assert not live.paused
 
@@ -197,7 +197,7 @@ async def _each_command_names(live: Live, bench: Bench, queue: str) -> None:
         "queue": queue,
         "fault": "nacked",
     }
-    assert live.logged("not_stored")[0]["queue"] == queue
+    assert live.logged("publish_failed")[0]["queue"] == queue
     assert live.logged("paused")[0] == {
         "reason": "broker_blocked",
         "queue": queue,

@@ -71,7 +71,7 @@ async def end_blocked(scenario: Scenario) -> Ending:
     # Long enough for the alarm to be on first, where `rabbitmqctl` is slow to start.
     numbers = await scenario.publish({"latency_seconds": 10, **NOT_SENT})
     async with memory_alarm(scenario.bench.broker):
-        await scenario.until_logged("not_stored")
+        await scenario.until_logged("publish_failed")
         return await scenario.end(numbers)
 
 

@@ -153,9 +153,9 @@ async def test_a_copy_that_is_stored_twice_is_tried_once(bench: Bench) -> None:
         await bench.publish(numbers)
         await eventually(lambda: len(bench.service.posts(numbers)) == 5, what="POSTs")
         bench.proxy.freeze("broker")
-        await eventually(lambda: len(live.logged("not_stored")) >= 5, what="late confirms")
+        await eventually(lambda: len(live.logged("publish_failed")) >= 5, what="late confirms")
         bench.proxy.cut(PUBLISH_LINK)
-        await eventually(lambda: len(live.logged("not_stored")) >= 10, what="the end is told")
+        await eventually(lambda: len(live.logged("publish_failed")) >= 10, what="the end is told")
         bench.proxy.thaw()
         await bench.until_taken(numbers)
         # The second copies wait out their delay on the ladder, so they may be the last to come.

@@ -387,7 +387,7 @@ async def test_another_consumer_of_the_queue(bench: Bench) -> None:
     queue = await bench.amqp.channel.get_queue(bench.queue, ensure=False)
     await queue.consume(_take, exclusive=False)
     async with bench.worker(**ON) as live:
-        (warning,) = live.logged("others_take")
+        (warning,) = live.logged("foreign_consumers")
 
     assert warning["queue"] == bench.queue
     assert "worker.ordering" in warning["remedy"]

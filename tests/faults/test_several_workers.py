@@ -12,7 +12,7 @@ import pytest
 from aio_pika.abc import AbstractIncomingMessage
 
 from bridge.worker.cluster.membership import PRESENT
-from bridge.worker.envelope import REPEATED
+from bridge.worker.envelope import POSSIBLE_DUPLICATE
 from bridge.worker.limits.capacity import SLOTS_PER_SPARE
 from tests.alarms import memory_alarm
 from tests.faults.amqp_proxy import ACK, CONSUME, PUBLISH, AmqpProxy, Trap, open_amqp_proxy
@@ -239,7 +239,7 @@ async def test_the_second_of_two_copies_comes_first(
         bench.service.misbehave(*once_each(numbers, TOO_EARLY))
         await bench.publish(numbers, ids=ids)
         first, second = [await take_copy(bench) for _ in "12"]
-        assert [REPEATED in copy.headers for copy in (first, second)] == [False, True]
+        assert [POSSIBLE_DUPLICATE in copy.headers for copy in (first, second)] == [False, True]
         if not is_there:
             await deliver(bench, second)
             await bench.until_taken(numbers)
@@ -284,7 +284,7 @@ async def test_the_sender_of_one_of_two_copies_stops(
             other_proxy.traps.remove(trap)
             await other.until_consuming()
             sender, next_one, proxy, trap = other, one, bench.proxy, own_trap
-        copies.sort(key=lambda copy: (REPEATED in copy.headers) is not is_marked_first)
+        copies.sort(key=lambda copy: (POSSIBLE_DUPLICATE in copy.headers) is not is_marked_first)
         await deliver(bench, copies[0])
         await bench.until_taken(numbers)
         assert await sender.stop() == 0

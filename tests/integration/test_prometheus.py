@@ -24,7 +24,7 @@ from tests.integration.conftest import (
 )
 from tests.prometheus import Prometheus, running_prometheus
 
-OUTAGE = "SmsBridgeWorkerPausedTransient"
+OUTAGE = "SmsBridgeWorkerProviderUnavailable"
 MESSAGES = 15
 SECONDS = 90.0
 # What a busy computer sets off by itself.
@@ -186,8 +186,8 @@ async def test_an_outage_of_the_service_is_seen(seen: Seen) -> None:
 
 async def test_nobody_is_sent_the_wrong_way(seen: Seen) -> None:
     blamed = {
-        "SmsBridgeWorkerPaused",
-        "SmsBridgeWorkerStoresNothing",
+        "SmsBridgeWorkerPausedActionRequired",
+        "SmsBridgeWorkerCannotStore",
         "SmsBridgeConsumerMissing",
         "SmsBridgeAmqpDisconnected",
         "SmsBridgeInternalErrors",

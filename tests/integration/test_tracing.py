@@ -222,7 +222,7 @@ async def test_a_dead_letter_is_an_error(line: Line) -> None:
     assert process.is_error
     assert process.attributes["error.type"] == "invalid"
     assert letter.headers["traceparent"] == headers["traceparent"]
-    assert process.is_named_by(str(letter.headers["x-sms-bridge-earlier-span"]))
+    assert process.is_named_by(str(letter.headers["sms-bridge-earlier-span"]))
 
 
 async def test_an_unsampled_trace_is_passed_on(line: Line) -> None:

@@ -13,7 +13,7 @@ class Message(NamedTuple):
     key: str
     sender: str
     attempts: int = 0
-    turn_at: float | None = None
+    scheduled_at: float | None = None
     redelivered: bool = False
 
 

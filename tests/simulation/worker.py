@@ -188,7 +188,7 @@ class Worker:
             session=_SESSION,
             clock=self._loop.time,
             attempts=message.attempts,
-            turn_at=message.turn_at,
+            scheduled_at=message.scheduled_at,
             first_delivered_at=self._loop.time(),
         )
         request = SendRequest.model_construct(to=message.key, sender=message.sender, text="x")
@@ -199,7 +199,7 @@ class Worker:
                 self._queue.sent += 1
             case Retried(delay_seconds=seconds, counted=counted):
                 again = message._replace(
-                    attempts=message.attempts + counted, turn_at=delivery.envelope.turn_at
+                    attempts=message.attempts + counted, scheduled_at=delivery.envelope.scheduled_at
                 )
                 self._queue.put_back(again, seconds=seconds)
             case Dead():

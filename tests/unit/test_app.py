@@ -80,8 +80,8 @@ async def test_a_part_that_fails_ends_the_process(ears: Ears, part: str) -> None
 
     assert await _run(bridge, is_stopped=False) == EXIT_FAILED
     assert not bridge.wiring.health.live["tasks"]()
-    ((told,), (stopped,)) = (ears.heard("part_failed"), ears.heard("stopped"))
-    assert (told["part"], told["error"], stopped) == (part, "RuntimeError", {"clean": False})
+    ((told,), (stopped,)) = (ears.heard("component_failed"), ears.heard("stopped"))
+    assert (told["component"], told["error"], stopped) == (part, "RuntimeError", {"clean": False})
 
 
 @pytest.mark.parametrize(("drain_seconds", "is_told"), [(20, True), (21, False)])

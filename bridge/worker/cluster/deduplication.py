@@ -7,7 +7,7 @@ sent is a repeat. If two workers take equal messages before either report arrive
 lost report is repeated when a delivery waits for it, and when a worker joins again.
 
 `RepeatedCopies` recognises retry copies. A copy whose confirm was lost is published again, and only
-the second one is marked (`x-sms-bridge-repeated`). The broker may deliver it first, and the
+the second one is marked (`sms-bridge-possible-duplicate`). The broker may deliver it first, and the
 unmarked one to another worker minutes later: if a message finds no queue leader at the end of its
 wait, the broker tries again only after three minutes. So each worker publishes the identities of
 the copies that it publishes again, receives or settles, also to workers that join later.

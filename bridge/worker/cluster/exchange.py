@@ -148,7 +148,7 @@ class ClusterExchange:
         try:
             self._cluster.receive(body)
         except Exception:
-            log.exception("internal_error", part="peers")
+            log.exception("internal_error", component="cluster")
 
     def _log_fault(self, why: str, *, is_passing: bool) -> None:
         """Log a warning for each new fault, unless it passes by itself."""

@@ -211,7 +211,7 @@ class ReleasedFacts(_Model):
     key: _Digest | None = None
     first_delivered_seconds_ago: Annotated[float, Field(ge=0)]
     expires_in_seconds: float | None = None
-    turn_in_seconds: float | None = None
+    scheduled_in_seconds: float | None = None
     has_been_copied: bool = False
     attempts: _Count = 0
     uncertain_attempts: _Count = 0

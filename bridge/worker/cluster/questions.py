@@ -382,7 +382,7 @@ def write_released(known: Released, *, now: float) -> ReleasedFacts:
         key=envelope.key if envelope.message_id is None else None,
         first_delivered_seconds_ago=max(0.0, now - envelope.first_delivered_at),
         expires_in_seconds=None if envelope.expires_at is None else envelope.expires_at - now,
-        turn_in_seconds=None if envelope.turn_at is None else envelope.turn_at - now,
+        scheduled_in_seconds=None if envelope.scheduled_at is None else envelope.scheduled_at - now,
         has_been_copied=envelope.has_been_copied
         or (known.replacement is not None and known.replacement.may_be_stored),
         attempts=envelope.attempts,
@@ -415,8 +415,8 @@ def read_released(
     except InvalidMessageError:
         envelope = bare
     envelope = envelope._replace(has_been_copied=facts.has_been_copied)
-    if facts.turn_in_seconds is not None:
-        envelope = envelope._replace(turn_at=now + facts.turn_in_seconds)
+    if facts.scheduled_in_seconds is not None:
+        envelope = envelope._replace(scheduled_at=now + facts.scheduled_in_seconds)
     told = facts.outcome
     if told is None:
         return Released(envelope, None)

@@ -155,16 +155,16 @@ class Account:
 
     def _put_off_to_its_turn(self, delivery: Delivery, sender: str) -> Retried | None:
         """Send the delivery to a retry queue if too many messages of its sender precede it."""
-        now, planned = self._now(), delivery.envelope.turn_at
+        now, planned = self._now(), delivery.envelope.scheduled_at
         seconds = self.rates.retry_queue_seconds(
             sender, planned_in_seconds=None if planned is None else planned - now
         )
         if not seconds:
             if planned is not None:
                 # Its next attempt, if any, is assigned a new time.
-                delivery.envelope = delivery.envelope._replace(turn_at=None)
+                delivery.envelope = delivery.envelope._replace(scheduled_at=None)
             return None
-        delivery.envelope = delivery.envelope._replace(turn_at=now + seconds)
+        delivery.envelope = delivery.envelope._replace(scheduled_at=now + seconds)
         return self._put_off(seconds)
 
     def _put_off(self, seconds: float) -> Retried | None:

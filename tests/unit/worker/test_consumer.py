@@ -27,7 +27,7 @@ from bridge.worker.consumer import (
 )
 from bridge.worker.delivery import Delivery
 from bridge.worker.dispatcher import MAX_BYTES, POISON_SESSIONS, WARN_FROM_COUNT, Dispatcher
-from bridge.worker.envelope import DELIVERY_COUNT, REPEATED
+from bridge.worker.envelope import DELIVERY_COUNT, POSSIBLE_DUPLICATE
 from tests.clock import LeapingWorld
 from tests.deliveries import make_delivery
 from tests.ears import Ears
@@ -355,7 +355,7 @@ def test_a_copy_that_may_be_there_twice_counts_as_delivered_before(world: World)
 
     async def play() -> None:
         async with world.serving():
-            assert world.deliver(headers={REPEATED: True}).redelivered
+            assert world.deliver(headers={POSSIBLE_DUPLICATE: True}).redelivered
 
     world.run(play())
 
@@ -373,7 +373,7 @@ def test_what_is_delivered_again_and_again_is_told(
             world.deliver(headers={DELIVERY_COUNT: count})
 
     world.run(play())
-    assert bool(ears.heard("delivered_often")) is warned
+    assert bool(ears.heard("high_delivery_count")) is warned
 
 
 def test_nothing_is_read_while_too_much_is_held(world: World) -> None:

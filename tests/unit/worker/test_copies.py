@@ -17,7 +17,7 @@ def test_what_is_renewed_tells_that_it_came_back(*, is_repeated: bool) -> None:
         max_bytes=USUAL_PROPERTIES_BYTES,
     )
 
-    own = {"x-sms-bridge-repeated": True} if is_repeated else {}
+    own = {"sms-bridge-possible-duplicate": True} if is_repeated else {}
     assert renewed.headers == {"own": 1} | own
     assert (renewed.message_id, renewed.priority) == ("a", 3)
 

@@ -25,8 +25,8 @@ from bridge.amqp.publisher import USUAL_PROPERTIES_BYTES
 from bridge.errors import InvalidMessageError
 from bridge.worker.copies import copy_properties, moved_properties, replayed_properties
 from bridge.worker.envelope import (
-    REPEATED,
-    TURN_AT,
+    POSSIBLE_DUPLICATE,
+    SCHEDULED_AT,
     Envelope,
     bare_envelope,
     read_envelope,
@@ -447,10 +447,11 @@ def test_dead_letter_can_go_back_to_an_older_version() -> None:
     """An older version refuses headers of our prefix that it does not know."""
     known = (
         *("reason", "detail", "attempts", "uncertain-attempts", "first-delivered-at", "copies"),
-        *("expires-at", "turn-at", "status", "code", "dead-at", "queue"),
+        *("expires-at", "scheduled-at", "status", "code", "dead-at", "queue", "earlier-span"),
+        "possible-duplicate",
     )
     properties = message(message_id="m", headers={EXPIRES_AT: NOW})
-    envelope = read(properties)._replace(turn_at=NOW, has_been_copied=True)
+    envelope = read(properties)._replace(scheduled_at=NOW, has_been_copied=True)
     outcome = Dead("uncertain", "the SMS API answered 500", 500, code="c")
     letter = copy_properties(
         properties,
@@ -769,19 +770,19 @@ def test_a_mark_of_a_repeated_copy_is_of_that_copy_alone() -> None:
     marked = replaced(message(), envelope=read(message())._replace(has_been_copied=True))
     after = replaced(marked, envelope=read(marked))
 
-    assert (marked.headers or {})[REPEATED] is True
-    assert REPEATED not in (after.headers or {})
-    assert REPEATED not in (replayed_properties(marked).headers or {})
+    assert (marked.headers or {})[POSSIBLE_DUPLICATE] is True
+    assert POSSIBLE_DUPLICATE not in (after.headers or {})
+    assert POSSIBLE_DUPLICATE not in (replayed_properties(marked).headers or {})
 
 
 def test_copy_keeps_the_time_of_its_turn() -> None:
     """The time that the limit of its sender gave it stays with a message, until it is settled."""
-    envelope = read(message())._replace(turn_at=NOW + 90)
+    envelope = read(message())._replace(scheduled_at=NOW + 90)
     waiting = replaced(message(), envelope=envelope)
-    gone = replaced(waiting, envelope=read(waiting)._replace(turn_at=None))
+    gone = replaced(waiting, envelope=read(waiting)._replace(scheduled_at=None))
 
-    assert (read(waiting).turn_at, read(gone).turn_at) == (NOW + 90, None)
-    assert TURN_AT not in (replayed_properties(waiting).headers or {})
+    assert (read(waiting).scheduled_at, read(gone).scheduled_at) == (NOW + 90, None)
+    assert SCHEDULED_AT not in (replayed_properties(waiting).headers or {})
 
 
 def test_copies_are_told_apart() -> None:

@@ -208,10 +208,10 @@ def test_a_copy_is_tried_until_it_is_confirmed(
 
     assert world.replace(UNSENT) == pytest.approx(0.5 + 1 + 2 + 4 + 5 + 5)
     assert len(world.broker.published) == 1
-    assert [line["fault"] for line in ears.heard("not_stored")] == [
+    assert [line["fault"] for line in ears.heard("publish_failed")] == [
         *("error", "timeout", "nacked", "error", "timeout", "timeout"),
     ]
-    assert ears.heard("not_stored")[1]["why"] == "timeout"
+    assert ears.heard("publish_failed")[1]["why"] == "timeout"
     assert not world.settler.queue_missing.is_set()
 
 
@@ -259,7 +259,7 @@ def test_a_copy_whose_confirm_is_late_is_published_once(world: World, ears: Ears
 
     assert world.replace(UNSENT) == pytest.approx(47.0)
     assert (world.broker.written, len(world.broker.published)) == (1, 1)
-    assert [line["fault"] for line in ears.heard("not_stored")] == ["timeout"] * 4
+    assert [line["fault"] for line in ears.heard("publish_failed")] == ["timeout"] * 4
     assert not world.pauses.is_broker_blocked
     assert world.value("pauses_total", reason="broker_blocked") == 1
 
@@ -330,7 +330,7 @@ def test_a_copy_that_may_be_there_twice_says_so(
     world.replace(UNSENT)
 
     (copy,) = world.broker.published
-    assert copy.header(envelope.REPEATED) is marked
+    assert copy.header(envelope.POSSIBLE_DUPLICATE) is marked
 
 
 def test_a_copy_of_what_another_worker_may_have_says_so(world: World) -> None:
@@ -339,7 +339,7 @@ def test_a_copy_of_what_another_worker_may_have_says_so(world: World) -> None:
     world.replace(UNSENT)
 
     (copy,) = world.broker.published
-    assert copy.header(envelope.REPEATED) is True
+    assert copy.header(envelope.POSSIBLE_DUPLICATE) is True
 
 
 def test_an_alarm_may_last_for_longer(world: World) -> None:

@@ -335,7 +335,7 @@ def test_what_went_back_goes_on_elsewhere(
     """Its key, its age and what was decided go with it; its former worker forgets it."""
     team = make_team(2)
     first, second = team.members
-    delivery = message(team, message_id, expires_at=2_000_000_000.0, turn_at=1_900_000_000.0)
+    delivery = message(team, message_id, expires_at=2_000_000_000.0, scheduled_at=1_900_000_000.0)
     redelivered = again(team, delivery, key=None if message_id else "f" * 32)
 
     async def story() -> None:
@@ -350,7 +350,7 @@ def test_what_went_back_goes_on_elsewhere(
     assert kept.envelope.key == delivery.envelope.key
     assert kept.envelope.first_delivered_at == pytest.approx(0.0, abs=1)
     assert kept.envelope.expires_at == pytest.approx(2_000_000_000, abs=1)
-    assert kept.envelope.turn_at == pytest.approx(1_900_000_000, abs=1)
+    assert kept.envelope.scheduled_at == pytest.approx(1_900_000_000, abs=1)
     assert not first.deduplicator.has_released
 
 

@@ -233,7 +233,7 @@ def test_the_largest_messages_fit() -> None:
         published_at=None,
         first_delivered_at=-1.0 / 3,
         expires_at=1e9 / 3,
-        turn_at=1e9 / 3,
+        scheduled_at=1e9 / 3,
     )
     released = write_released(Released(envelope, outcome), now=1e9 / 7)
     answer = PeerAnswer(number=LARGEST, knows="unknown", released=released)

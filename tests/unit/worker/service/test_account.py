@@ -512,7 +512,7 @@ def test_put_off_to_its_turn() -> None:
 
         assert isinstance(outcomes[0], Sent)
         assert [outcome[:2] for outcome in outcomes[1:]] == [("rate_limited", 5.0)] * 2
-        turns = [delivery.envelope.turn_at for delivery in deliveries]
+        turns = [delivery.envelope.scheduled_at for delivery in deliveries]
         assert turns[0] is None
         assert turns[1:] == pytest.approx([world.began + 10, world.began + 20])
 
@@ -520,10 +520,10 @@ def test_put_off_to_its_turn() -> None:
 def test_turn_that_has_come_is_forgotten() -> None:
     """A message that has had its turn is given another time if it is tried once more."""
     with closing(World(RateLimitSettings(per_sender=1, burst=1))) as world:
-        delivery = world.delivery("m", turn_at=world.began - 1)
+        delivery = world.delivery("m", scheduled_at=world.began - 1)
         world.all_of(delivery)
 
-        assert delivery.envelope.turn_at is None
+        assert delivery.envelope.scheduled_at is None
 
 
 # --- What goes back to the queue ------------------------------------------------------------------
