@@ -209,6 +209,7 @@ class Publisher:
                 with suppress(*_FAULTS):
                     async with asyncio.timeout(CLOSE_SECONDS):
                         await connection.close()
+                _heed_cancellation()
             await asyncio.sleep(AGAIN_SECONDS)
 
 
