@@ -33,7 +33,7 @@ def shown_in_full(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-NAMED = re.compile(r"(tests/[\w/]+\.py)::(\w+)")
+NAMED = re.compile(r"((?:tests|soak)/[\w/]+\.py)::(\w+)")
 
 
 @pytest.mark.parametrize("document", PAGES, ids=shown_in_full)
@@ -42,6 +42,24 @@ def test_tests_that_are_named_exist(document: Path) -> None:
     missing = {f"{file}::{test}" for file, test in named if test not in _tests_in(ROOT / file)}
 
     assert missing == set()
+
+
+def _evidence_for(section: str) -> dict[str, str]:
+    """Return what a table of the evidence page gives for each claim: by the claim, its tests."""
+    text = (ROOT / "docs" / "evidence" / "README.md").read_text(encoding="utf-8")
+    _, _, rest = text.partition(f"\n## {section}\n")
+    rows = re.findall(r"^\| (\d+) \| (.+?) \| (.+) \|$", rest.partition("\n## ")[0], re.MULTILINE)
+    return {f"{number}. {claim}": shown for number, claim, shown in rows}
+
+
+def test_every_guarantee_is_shown() -> None:
+    """Each guarantee has a row of evidence with its words, which names a test."""
+    text = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
+    guarantees = re.findall(r"^(\d+\.) \*\*(.+?)\*\*", text, re.MULTILINE)
+    shown = _evidence_for("Guarantees")
+
+    assert list(shown) == [" ".join(one) for one in guarantees]
+    assert [claim for claim, by in shown.items() if not NAMED.search(by)] == []
 
 
 # In pages, and in what modules say of themselves.
