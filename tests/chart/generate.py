@@ -63,15 +63,21 @@ def documented_values() -> Iterator[tuple[str, Any, str]]:
 
 
 def readme() -> str:
-    """Make the README: what stands above the table is kept, the table is made anew."""
+    """Make the README: what stands above the table is kept, the table is made anew.
+
+    A value that both roles have alike is one row.
+    """
     text = README.read_text()
     heading = "\n## Values\n"
-    rows = ["| Key | Default | What it is |", "|---|---|---|"]
+    rows: dict[tuple[str, str, str], list[str]] = {}
     for path, default, comment in documented_values():
-        written = f"`{json.dumps(default)}`"
-        shown = written if len(written) <= MAX_DEFAULT else "see `values.yaml`"
-        rows.append(f"| `{path}` | {shown} | {comment.replace('|', chr(92) + '|')} |")
-    return text.partition(heading)[0] + heading + "\n" + "\n".join(rows) + "\n"
+        name = re.sub(r"^(worker|webhook)\.", "ROLE.", path)
+        rows.setdefault((name, json.dumps(default), comment), []).append(f"`{path}`")
+    lines = ["| Key | Default | Meaning |", "|---|---|---|"]
+    for (_, default, comment), paths in rows.items():
+        shown = f"`{default}`" if len(default) + 2 <= MAX_DEFAULT else "see `values.yaml`"
+        lines.append(f"| {' '.join(paths)} | {shown} | {comment.replace('|', chr(92) + '|')} |")
+    return text.partition(heading)[0] + heading + "\n" + "\n".join(lines) + "\n"
 
 
 def changes() -> list[dict[str, str]]:
