@@ -196,7 +196,7 @@ async def test_a_clean_stop_hands_over(bench: Bench, *, is_cut: bool) -> None:
 
 
 async def test_a_worker_that_cannot_be_asked_is_not_waited_for(bench: Bench) -> None:
-    """A peer of an earlier version, or that stands alone, is as it was without coordination."""
+    """A peer that stands alone is as it was without coordination."""
     bench.service.misbehave({"to": None, "count": 5, "latency_seconds": 30})
     alone: dict[str, Any] = {"worker__coordination": "off", "worker__shutdown_timeout_seconds": 1}
     # Or its own POSTs would be repeated.

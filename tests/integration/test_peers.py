@@ -83,7 +83,7 @@ class Colleague:
 
     def say(self, word: str) -> None:
         """Publish something."""
-        self.peers.publish(RecentQuestion(to=word))
+        self.peers.publish(RecentQuestion(to=word, joins=1))
 
     def value(self, name: str) -> float | None:
         """Read a metric."""
@@ -220,7 +220,7 @@ async def test_who_leaves_waits_no_longer_than_it_may(amqp_url: str, queue: str)
 async def test_what_no_worker_says_is_counted(amqp: Amqp, amqp_url: str, queue: str) -> None:
     async with team(queue, amqp_url, 2) as (first, second):
         exchange = await amqp.channel.get_exchange(f"{queue}.workers", ensure=False)
-        told = {"v": 1, "worker_id": second.peers.worker_id, "kind": "held", "facts": {"to": 1}}
+        told = {"v": 1, "worker_id": second.peers.worker_id, "kind": "Answers", "facts": {"to": 1}}
         for body in (b"rubbish", json.dumps(told).encode()):
             await exchange.publish(aio_pika.Message(body), "")
         await until(lambda: first.value("peer_messages_malformed_total") == 2, what="both")

@@ -280,9 +280,9 @@ class ClusterDeduplicator(Part):
             self._recent_at = now
             self._membership.publish(RecentQuestion(to=peer, joins=self._membership.joins))
 
-    async def _publish_recent(self, peer: str, joins: int | None) -> None:
+    async def _publish_recent(self, peer: str, joins: int) -> None:
         """Answer a peer in parts, through its own queue, so that no other worker reads them."""
-        queue = None if joins is None else self._membership.queue_name(peer, joins)
+        queue = self._membership.queue_name(peer, joins)
         recent = self._sent_messages.latest(MAX_RECENT)
         while part := write_records(itertools.islice(recent, MAX_REPORTED), now=self._now()):
             self._membership.publish(Recent(to=peer, sent=part), to=queue)

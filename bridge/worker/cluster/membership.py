@@ -403,9 +403,7 @@ class Coordination:
             return
         membership.learn(worker_id, message)
         if isinstance(message, Join):
-            queue = None
-            if message.joins is not None:
-                queue = membership.queue_name(worker_id, message.joins)
+            queue = membership.queue_name(worker_id, message.joins)
             membership.publish(self._state(self._heartbeat_seconds), to=queue)
         for part in self._parts:
             part.receive(worker_id, message)

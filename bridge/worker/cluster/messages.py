@@ -4,7 +4,7 @@
 and `Answers` are about redeliveries, `Report` and `Recent` about duplicates.
 
 None contains a phone number, a text, a secret or the name of a host; digests identify messages.
-Times are relative to now, because clocks differ. Unknown kinds and fields belong to another
+Times are relative to now, because clocks differ. Unknown kinds and fields belong to a later
 version, and are ignored.
 """
 
@@ -20,7 +20,6 @@ from pydantic import (
     Field,
     JsonValue,
     PlainSerializer,
-    model_validator,
 )
 from pydantic_core import to_json
 
@@ -40,8 +39,6 @@ MAX_DETAIL_CHARACTERS: Final = 500
 _DIGEST_BYTES: Final = 16
 # The digest, the number of attempts, the HTTP status, the age in milliseconds.
 _RECORD: Final = struct.Struct(f">{_DIGEST_BYTES}sHHI")
-# Names in messages, known to earlier versions, that differ from the names of the fields.
-_WIRE_NAMES: Final = {"heartbeat_seconds": "beat_seconds", "released": "kept", "ended": "let_go"}
 
 _Id = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
 _Digest = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
@@ -49,6 +46,7 @@ _Count = Annotated[int, Field(ge=0, lt=2**63)]
 _Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 _Heartbeat = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 _Failures = Annotated[int, Field(ge=0, le=2**31)]
+_Joins = Annotated[int, Field(ge=1, lt=2**31)]
 # The format in which retry copies write the time of the first delivery. Another value may be
 # personal data.
 _Moment = Annotated[str, Field(pattern=r"^([0-9]{1,12}\.[0-9]{3})?$")]
@@ -56,12 +54,7 @@ _Moment = Annotated[str, Field(pattern=r"^([0-9]{1,12}\.[0-9]{3})?$")]
 
 class _Model(BaseModel):
     model_config = ConfigDict(
-        frozen=True,
-        extra="ignore",
-        hide_input_in_errors=True,
-        defer_build=True,
-        populate_by_name=True,
-        alias_generator=lambda name: _WIRE_NAMES.get(name, name),
+        frozen=True, extra="ignore", hide_input_in_errors=True, defer_build=True
     )
 
 
@@ -82,7 +75,7 @@ class BreakerState(_Model):
     """
 
     setup: _Id
-    reason: PauseReason | None
+    reason: PauseReason | None = None
     status: int | None = None
     is_prober: bool = False
     can_probe: bool = False
@@ -145,12 +138,6 @@ class WorkerState(Message):
     repeated: CopyList | None = None
     settled: CopyList | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _flatten(cls, facts: dict[str, object]) -> dict[str, object]:
-        beside = facts.get("beside")
-        return {**facts, **beside} if isinstance(beside, dict) else facts
-
 
 class Join(Message):
     """A worker has begun to receive; each peer replies with its `WorkerState` at once.
@@ -158,8 +145,8 @@ class Join(Message):
     `joins`, the number of its joins so far, is part of its queue's name.
     """
 
-    joins: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    heartbeat_seconds: _Heartbeat | None = None
+    joins: _Joins
+    heartbeat_seconds: _Heartbeat
 
 
 class Leave(Message):
@@ -186,17 +173,14 @@ class Questions(Message):
 
 
 class ReleasedOutcome(_Model):
-    """A decided outcome whose copy is not published yet; see `Retried` and `Dead`.
-
-    `burned`, a name that workers of other versions read, is their `counted`.
-    """
+    """A decided outcome whose copy is not published yet; see `Retried` and `Dead`."""
 
     is_dead: bool
     reason: RetryReason | DeadReason
     delay_seconds: Annotated[float, Field(ge=0)] = 0
     detail: Annotated[str, Field(max_length=MAX_DETAIL_CHARACTERS)] = ""
     status: int | None = None
-    burned: bool = False
+    counted: bool = False
     uncertain: bool = False
     code: Annotated[str, Field(max_length=64)] | None = None
     meaning: Annotated[str, Field(max_length=MAX_DETAIL_CHARACTERS)] | None = None
@@ -277,7 +261,7 @@ class RecentQuestion(Message):
     """
 
     to: str
-    joins: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    joins: _Joins
 
 
 class Recent(Message):
@@ -327,16 +311,9 @@ def read_records(packed: bytes) -> Iterator[tuple[bytes, int, int, float]]:
 # Reading and writing
 
 _KINDS: Final[dict[str, type[Message]]] = {
-    "hello": Join,
-    "beat": WorkerState,
-    "bye": Leave,
-    "held?": Questions,
-    "held": Answers,
-    "report": Report,
-    "recent?": RecentQuestion,
-    "recent": Recent,
+    model.__name__: model
+    for model in (Join, WorkerState, Leave, Questions, Answers, Report, RecentQuestion, Recent)
 }
-_KIND_OF: Final = {model: kind for kind, model in _KINDS.items()}
 
 
 class _Envelope(_Model):
@@ -361,12 +338,7 @@ def facts_of(identity: MessageIdentity) -> IdentityFacts | None:
 
 def write_message(worker_id: str, message: Message) -> bytes:
     """Encode a message."""
-    facts = message.model_dump(mode="json", by_alias=True)
-    if isinstance(message, WorkerState):
-        seconds = facts.pop("beat_seconds")
-        changed = {name: value for name, value in facts.items() if value is not None}
-        facts = {"beat_seconds": seconds, "beside": changed}
-    kind = _KIND_OF[type(message)]
+    kind, facts = type(message).__name__, message.model_dump(mode="json", exclude_none=True)
     return to_json({"v": VERSION, "worker_id": worker_id, "kind": kind, "facts": facts})
 
 
@@ -378,11 +350,7 @@ def read_message(body: Body) -> tuple[str, Message] | None:
     if len(body) > MAX_BYTES:
         raise ValueError("too large")
     envelope = _Envelope.model_validate_json(body)
-    kind, facts = envelope.kind, envelope.facts
-    if kind in WorkerState.model_fields:
-        # An earlier version publishes each change as a separate kind.
-        kind, facts = "beat", {kind: facts}
-    model = _KINDS.get(kind)
+    model = _KINDS.get(envelope.kind)
     if model is None or envelope.v != VERSION:
         return None
-    return envelope.worker_id, model.model_validate(facts)
+    return envelope.worker_id, model.model_validate(envelope.facts)

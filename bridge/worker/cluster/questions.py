@@ -54,7 +54,7 @@ HANDED_ON_SECONDS: Final = 2.0
 # How many batches of questions may wait for the broker; the peers repeat the others anyway.
 MAX_UNPROVEN: Final = 64
 # Fields of both `Retried` and `Dead`, except their detail.
-_SHARED: Final = ("reason", "status", "uncertain", "code", "meaning")
+_SHARED: Final = ("reason", "status", "counted", "uncertain", "code", "meaning")
 
 
 class Consuming(Protocol):
@@ -375,7 +375,6 @@ def write_released(known: Released, *, now: float) -> ReleasedFacts:
             is_dead=isinstance(outcome, Dead),
             delay_seconds=outcome.delay_seconds if isinstance(outcome, Retried) else 0,
             detail=outcome.detail[:MAX_DETAIL_CHARACTERS],
-            burned=outcome.counted,
             **{name: getattr(outcome, name) for name in _SHARED},
         )
     return ReleasedFacts(
@@ -421,7 +420,6 @@ def read_released(
     if told is None:
         return Released(envelope, None)
     shared: dict[str, Any] = {name: getattr(told, name) for name in (*_SHARED, "detail")}
-    shared["counted"] = told.burned
     outcome: Retried | Dead = (
         Dead(**shared)
         if told.is_dead

@@ -179,7 +179,7 @@ def test_of_many_workers_each_publishes_fewer_heartbeats(
 
 def test_a_worker_that_joins_is_answered_on_its_queue(world: World) -> None:
     world.published()
-    world.cluster.receive(write_message("1" * 16, Join(joins=3)))
+    world.cluster.receive(write_message("1" * 16, Join(joins=3, heartbeat_seconds=1)))
     unpublished = world.membership.next_unpublished()
 
     assert unpublished is not None
@@ -190,10 +190,10 @@ def test_messages_are_lost_while_nothing_can_be_published(world: World) -> None:
     """And of more than there is room for, the newest are published."""
     world.published()
     for number in range(MAX_UNPUBLISHED + 1):
-        world.membership.publish(RecentQuestion(to=str(number)))
-    assert world.published()[0] == RecentQuestion(to="1")
+        world.membership.publish(RecentQuestion(to=str(number), joins=1))
+    assert world.published()[0] == RecentQuestion(to="1", joins=1)
     world.wire.is_blocked = True
-    world.membership.publish(RecentQuestion(to="lost"))
+    world.membership.publish(RecentQuestion(to="lost", joins=1))
     world.wire.is_blocked = False
     assert world.published() == []
 
