@@ -1,4 +1,4 @@
-"""Formats of the topology: a table, JSON, RabbitMQ definitions, Kubernetes custom resources.
+"""Formats of the topology: a table, RabbitMQ definitions, Kubernetes custom resources.
 
 All of them come from `bridge.topology`, so that entities created by hand equal the declared ones.
 """
@@ -23,23 +23,19 @@ def rows(topology: Topology) -> Iterator[tuple[str, str, str]]:
         yield "binding", f"{binding.exchange} -> {binding.queue}", f"key {binding.routing_key}"
 
 
-def plain(topology: Topology, **more: str) -> dict[str, list[dict[str, Any]]]:
-    """Return plain data; each entity also has the members in `more`."""
-    common = {"durable": True, "auto_delete": False}
-    return {
+def definitions(topology: Topology, *, vhost: str, policy: bool) -> dict[str, Any]:
+    """Return the document for `rabbitmqctl import_definitions`; the vhost must exist.
+
+    `policy` lifts the delivery limit of RabbitMQ 4; RabbitMQ 3 refuses such a policy.
+    """
+    common = {"vhost": vhost, "durable": True, "auto_delete": False}
+    made: dict[str, Any] = {
         "queues": [
-            {"name": queue.name, **common, "arguments": dict(queue.arguments), **more}
+            {"name": queue.name, **common, "arguments": dict(queue.arguments)}
             for queue in topology.queues
         ],
         "exchanges": [
-            {
-                "name": one.name,
-                "type": "topic",
-                **common,
-                "internal": False,
-                "arguments": {},
-                **more,
-            }
+            {"name": one.name, "type": "topic", **common, "internal": False, "arguments": {}}
             for one in topology.exchanges
         ],
         "bindings": [
@@ -49,19 +45,11 @@ def plain(topology: Topology, **more: str) -> dict[str, list[dict[str, Any]]]:
                 "destination_type": "queue",
                 "routing_key": binding.routing_key,
                 "arguments": {},
-                **more,
+                "vhost": vhost,
             }
             for binding in topology.bindings
         ],
     }
-
-
-def definitions(topology: Topology, *, vhost: str, policy: bool) -> dict[str, Any]:
-    """Return the document for `rabbitmqctl import_definitions`; the vhost must exist.
-
-    `policy` lifts the delivery limit of RabbitMQ 4; RabbitMQ 3 refuses such a policy.
-    """
-    made = plain(topology, vhost=vhost)
     if policy:
         lifted = _lift_delivery_limit(topology)
         made["policies"] = [lifted | {"apply-to": "quorum_queues", "vhost": vhost}]

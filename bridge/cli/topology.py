@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bridge.cli.options import (
-    AsJson,
     ConfigFile,
     ManagementUrl,
     OneRole,
@@ -37,7 +36,6 @@ class TopologyFormat(StrEnum):
     """The formats of `topology show`."""
 
     TABLE = "table"
-    JSON = "json"
     OPERATOR = "operator"
     DEFINITIONS = "definitions"
 
@@ -103,8 +101,6 @@ def show(
             head = ("KIND", "NAME", "ARGUMENTS")
             for line in format_table(head, topology_formats.rows(topology)):
                 typer.echo(line)
-        case TopologyFormat.JSON:
-            typer.echo(json.dumps(topology_formats.plain(topology), indent=2))
         case TopologyFormat.DEFINITIONS:
             document = topology_formats.definitions(topology, vhost=vhost, policy=policy)
             typer.echo(json.dumps(document, indent=2))
@@ -126,7 +122,6 @@ def verify(
     *,
     management_url: ManagementUrl = None,
     role: OneRole = None,
-    as_json: AsJson = False,
     config: ConfigFile = None,
 ) -> None:
     """Compare the broker with what the bridge needs; if they differ, print how and exit 1.
@@ -136,26 +131,17 @@ def verify(
     """
     import asyncio
 
-    from bridge.topology.declarations import name_of
-
     settings, topology = _read_topology(context, config, role)
     differences, hint = asyncio.run(_compare(settings, topology, management_url))
-    if as_json:
-        rows = [
-            {"entity": name_of(one.entity), "kind": one.kind, "why": one.why} for one in differences
-        ]
-        typer.echo(json.dumps(rows, indent=2))
-    else:
-        for difference in differences:
-            typer.echo(f"{difference.kind}: {difference.why}")
+    for difference in differences:
+        typer.echo(f"{difference.kind}: {difference.why}")
     if hint is not None:
         typer.echo(hint, err=True)
     if any(difference.kind != "not_compared" for difference in differences):
         raise typer.Exit(EXIT_FAILED)
-    if not as_json:
-        is_complete = hint is None and not differences
-        rest = "" if is_complete else ", as far as it could be compared"
-        typer.echo(f"the topology matches{rest}")
+    is_complete = hint is None and not differences
+    rest = "" if is_complete else ", as far as it could be compared"
+    typer.echo(f"the topology matches{rest}")
 
 
 @app.command(

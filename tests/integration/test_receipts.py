@@ -200,7 +200,7 @@ async def test_what_a_full_queue_refuses_comes_with_the_repeat(line: Line, vonag
 
 
 async def test_only_the_receiver_may_need_the_exchange(line: Line) -> None:
-    shown = ("topology", "show", "--role", "webhook", "--format", "json")
+    shown = ("topology", "show", "--role", "webhook", "--format", "definitions")
     with_receipts = await run_program(*shown, settings=line.settings)
     without = await run_program(*shown, settings={**line.settings, "webhook.preset": "generic"})
 

@@ -11,7 +11,7 @@ import aiormq
 import pytest
 import yaml
 
-from bridge.admin.topology_formats import custom_resources, definitions, plain, rows
+from bridge.admin.topology_formats import custom_resources, definitions, rows
 from bridge.config import Settings
 from bridge.config.fields import MAX_RETRY_DELAY_SECONDS
 from bridge.sandbox.broker import Broker
@@ -83,12 +83,12 @@ async def test_declare_makes_what_is_missing(
     managed_broker: Broker, values: dict[str, object]
 ) -> None:
     worker = await run_program("topology", "declare", "--role", "worker", settings=values)
-    partly = await run_program(*_verify(managed_broker, "--json"), settings=values)
-    missing = [one["entity"].split()[0] for one in json.loads(partly.stdout)]
+    partly = await run_program(*_verify(managed_broker), settings=values)
+    missing = [line.split()[:2] for line in partly.stdout.decode().splitlines()]
 
     assert (worker.returncode, partly.returncode) == (0, 1)
     assert worker.stdout.decode().count("exists: queue") == 7
-    assert missing == ["exchange", "queue", "binding"]
+    assert missing == [["missing:", kind] for kind in ("exchange", "queue", "binding")]
 
 
 async def test_the_broker_takes_the_longest_retry_delay_that_we_do(
@@ -160,10 +160,10 @@ async def test_nothing_is_asked_of_a_broker_to_show() -> None:
     shown = await run_programs(
         {
             form: (("topology", "show", "--format", form), settings)
-            for form in ("table", "json", "operator")
+            for form in ("table", "definitions", "operator")
         }
     )
-    document = json.loads(shown["json"].stdout)
+    document = json.loads(shown["definitions"].stdout)
     resources = list(yaml.safe_load_all(shown["operator"].stdout))
     table = shown["table"].stdout.decode().splitlines()
 
@@ -227,4 +227,5 @@ def test_every_format_lists_everything() -> None:
     count = len(topology.declarable) + len(topology.bindings)
 
     assert len(list(rows(topology))) == count
-    assert sum(len(part) for part in plain(topology).values()) == count
+    document = definitions(topology, vhost="/", policy=False)
+    assert sum(len(part) for part in document.values()) == count
