@@ -65,7 +65,7 @@ async def count_waiting(connection: Connection, worker: WorkerSettings) -> Waiti
             ready[name] = (await read_readable_queue(connection, name)).ready
     main = await read_existing_queue(connection, worker.queue)
     if worker.urgent_queue is not None:
-        # Missing if only a worker of an earlier release has run.
+        # Missing until a worker with an urgent queue has run.
         urgent = await read_readable_queue(connection, worker.urgent_queue)
         ready[worker.urgent_queue] = urgent.ready
     ready[worker.queue] = main.ready

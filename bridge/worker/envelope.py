@@ -202,7 +202,7 @@ def _refuse_unknown(headers: dict[str, Any], urgent_queue: str | None) -> None:
             instead = f"publish urgent messages to queue {urgent_queue}"
             if urgent_queue is None:
                 instead = "there is no urgent queue (worker.urgent_queue is null)"
-            raise InvalidMessageError(f"{PRIORITY}: is no longer read; {instead}")
+            raise InvalidMessageError(f"{PRIORITY}: is not read; {instead}")
         spelt = name.lower().replace("_", "-")
         if spelt.startswith(PREFIX):
             (nearest,) = difflib.get_close_matches(spelt, _SETTINGS, n=1, cutoff=0)
