@@ -18,7 +18,7 @@ NODES: Final = 3
 IN_SYNC_SECONDS: Final = 60
 # What RabbitMQ's documents recommend for three nodes: those that are cut off from the others take
 # no clients until they are back. The default would go on with two clusters. And what
-# docs/operation.md advises for a node that hangs: it is counted out after five seconds, give or
+# docs/topology.md advises for a node that hangs: it is counted out after five seconds, give or
 # take a quarter, not after sixty, and its queues have another leader after two, not ten.
 CONFIGURATION: Final = ("cluster_partition_handling = pause_minority", "net_ticktime = 5")
 # `raft.adaptive_failure_detector.poll_interval`, which 3.10.8 does not know in its `rabbitmq.conf`.

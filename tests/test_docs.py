@@ -120,10 +120,15 @@ def test_reasons_that_are_named_exist(page: Path) -> None:
 
 
 def test_every_reason_is_explained() -> None:
-    text = (ROOT / "docs" / "operation.md").read_text(encoding="utf-8")
-    tables = re.findall(r"^\| reason \|.*\n\|[-|]+\n((?:\|.*\n)+)", text, re.MULTILINE)
-    letters, retries = ([row.split("`")[1] for row in table.splitlines()] for table in tables)
-    pauses = re.findall(r"^\| reason `(\w+)` \|", text, re.MULTILINE)
+    letters, retries, pauses = (
+        [row.split("`")[1] for row in table.splitlines()]
+        for page in ("dead-letters", "status")
+        for table in re.findall(
+            r"^\| reason \|.*\n\|[-|]+\n((?:\|.*\n)+)",
+            (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"),
+            re.MULTILINE,
+        )
+    )
 
     assert sorted(letters) == sorted(get_args(DeadReason))
     assert sorted(retries) == sorted(get_args(RetryReason))
@@ -138,7 +143,7 @@ NO_RESULTS = {"32"}
 @pytest.mark.parametrize("page", ["comparison", "scaling"])
 def test_figures_are_those_of_the_benchmarks(page: str) -> None:
     measured_part, _, _ = (
-        (ROOT / f"docs/{page}.md").read_text(encoding="utf-8").partition("\n# On paper\n")
+        (ROOT / f"docs/{page}.md").read_text(encoding="utf-8").partition("\n## On paper\n")
     )
     figures = set(FIGURE.findall(measured_part))
     measured = set(FIGURE.findall((ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")))

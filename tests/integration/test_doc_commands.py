@@ -274,19 +274,25 @@ def reader(
 async def test_a_page_can_be_followed(
     page: str, site: Site, reader: Reader, canaries: Canaries
 ) -> None:
-    if page == "docs/operation.md":
-        await _prepare_operation(site, reader.folder, canaries)
+    if page == "docs/dead-letters.md":
+        await _make_dead_letters(site, canaries)
+    if page == "docs/pause-and-drain.md":
+        await _start_campaign(site, reader.folder, canaries)
 
     await reader.follow(page)
 
 
-async def _prepare_operation(site: Site, folder: Path, canaries: Canaries) -> None:
-    """Have dead letters of the reasons that the page names, and a campaign that waits."""
+async def _make_dead_letters(site: Site, canaries: Canaries) -> None:
+    """Publish dead letters with the reasons that the page names."""
     long_ago = (datetime.now(UTC) - timedelta(days=60)).isoformat()
     for reason, message_id in (("refused", "ID"), ("exhausted", "a"), ("invalid", "b")):
         headers = {"sms-bridge-reason": reason, "sms-bridge-dead-at": long_ago}
         body = json.dumps(canaries.request()).encode()
         await site.amqp.publish("sms.outbound.dead", body, message_id=message_id, headers=headers)
+
+
+async def _start_campaign(site: Site, folder: Path, canaries: Canaries) -> None:
+    """Publish a campaign that waits, and write the ids of its right messages to a file."""
     # What is not due waits on the ladder, where nobody sends it before it is drained.
     not_before = {"sms-bridge-not-before": (datetime.now(UTC) + timedelta(days=1)).isoformat()}
     for message_id in ("right-1", "right-2", "wrong"):
