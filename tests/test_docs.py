@@ -44,22 +44,44 @@ def test_tests_that_are_named_exist(document: Path) -> None:
     assert missing == set()
 
 
-def _evidence_for(section: str) -> dict[str, str]:
-    """Return what a table of the evidence page gives for each claim: by the claim, its tests."""
+ROW = re.compile(r"^\| (?:(\d+) \| )?(.+?) \| (.+) \|$", re.MULTILINE)
+
+
+def _evidence_of(section: str) -> dict[str, str]:
+    """Read a table of the evidence page: each claim, with its number, and what shows it."""
     text = (ROOT / "docs" / "evidence" / "README.md").read_text(encoding="utf-8")
-    _, _, rest = text.partition(f"\n## {section}\n")
-    rows = re.findall(r"^\| (\d+) \| (.+?) \| (.+) \|$", rest.partition("\n## ")[0], re.MULTILINE)
-    return {f"{number}. {claim}": shown for number, claim, shown in rows}
+    table = text.partition(f"\n## {section}\n")[2].partition("\n## ")[0].partition("--|\n")[2]
+    return {f"{number} {claim}".strip(): shown for number, claim, shown in ROW.findall(table)}
 
 
 def test_every_guarantee_is_shown() -> None:
-    """Each guarantee has a row of evidence with its words, which names a test."""
+    """Each guarantee has a row of evidence, in the same words, that names a test."""
     text = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
-    guarantees = re.findall(r"^(\d+\.) \*\*(.+?)\*\*", text, re.MULTILINE)
-    shown = _evidence_for("Guarantees")
+    guarantees = re.findall(r"^(\d+)\. \*\*(.+?)\*\*", text, re.MULTILINE)
+    evidence = _evidence_of("Guarantees")
 
-    assert list(shown) == [" ".join(one) for one in guarantees]
-    assert [claim for claim, by in shown.items() if not NAMED.search(by)] == []
+    assert list(evidence) == [" ".join(one) for one in guarantees]
+    assert [claim for claim, shown in evidence.items() if not NAMED.search(shown)] == []
+
+
+def test_every_fault_is_shown() -> None:
+    """Each fault of the operators' page has a row of evidence that names a test."""
+    text = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
+    faults = re.findall(r"^### (.+)$", text, re.MULTILINE)
+    evidence = _evidence_of("Faults")
+
+    assert [claim.removeprefix("[").partition("]")[0] for claim in evidence] == faults
+    assert [claim for claim, shown in evidence.items() if not NAMED.search(shown)] == []
+
+
+def test_every_row_of_the_fault_matrix_is_shown() -> None:
+    """Each row names a test, a soak run, or why there is none."""
+    text = (ROOT / "docs" / "evidence" / "faults.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (?!fault )(.+) \| .+ \| (.+) \|$", text, re.MULTILINE)
+
+    assert len(rows) > 200
+    for fault, shown in rows:
+        assert NAMED.search(shown) or re.search("`make soak|`tests/|^not tested: ", shown), fault
 
 
 # In pages, and in what modules say of themselves.
