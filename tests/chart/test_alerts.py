@@ -166,7 +166,8 @@ def _asked_in(page: Path) -> list[str]:
 
 def test_documents_and_examples_name_metrics_that_exist() -> None:
     """Metrics that a reader copies into an autoscaler or a query are there."""
-    files = [DOCS / "deployment.md", *(CHART / "ci").glob("*.yaml")]
+    pages = ("deployment", "scaling", "secrets", "several-workers")
+    files = [*(DOCS / f"{page}.md" for page in pages), *(CHART / "ci").glob("*.yaml")]
     named = {
         name
         for file in files
