@@ -25,7 +25,7 @@ class _Described(BaseModel):
 
 
 class RequestHeaders(_Described):
-    """The headers that a publisher may set for one message.
+    """The headers that a publisher may set on a message.
 
     Any other name that begins with `sms-bridge-` makes the message invalid, unless the bridge
     itself writes it.
@@ -34,47 +34,46 @@ class RequestHeaders(_Described):
     expires_at: Moment | None = Field(
         None,
         alias="sms-bridge-expires-at",
-        description="Time after which the message is not sent, but becomes a dead letter "
-        "`expired`. Unix seconds, or RFC 3339 with a time zone.",
+        description="Time after which the message becomes a dead letter `expired` instead of being "
+        "sent. Unix seconds, or RFC 3339 with a time zone.",
     )
     not_before: Moment | None = Field(
         None,
         alias="sms-bridge-not-before",
-        description="Time before which the message is not sent, in the same formats.",
+        description="Earliest time to send the message, in the same formats.",
     )
     on_uncertain: OnUncertain | None = Field(
         None,
         alias="sms-bridge-on-uncertain",
-        description="`retry` or `park`: what happens after an attempt with an unknown result. "
-        "Overrides `worker.on_uncertain`.",
+        description="`retry` or `park`: overrides `worker.on_uncertain` for this message.",
     )
     ordering_key: Annotated[str, StringConstraints(min_length=1)] | None = Field(
         None,
         alias="sms-bridge-ordering-key",
-        description="With `worker.ordering: recipient`, messages with one key keep their order, "
+        description="With `worker.ordering: recipient`: messages with one key keep their order, "
         "instead of messages to one number.",
     )
     traceparent: TraceParent | None = Field(
         None,
-        description="W3C trace context, which is passed on to the service; with exported spans, "
-        "the span of the POST takes its place.",
+        description="W3C trace context. The service receives it; with exported spans it receives "
+        "the span of the POST instead.",
     )
-    tracestate: str | None = Field(None, description="W3C trace state, which is passed on too.")
+    tracestate: str | None = Field(None, description="W3C trace state. The service receives it.")
 
 
 class DeadLetterHeaders(_Described):
-    """The headers of a dead letter beside the headers of its request."""
+    """The headers of a dead letter, in addition to the headers of its request."""
 
     reason: DeadReason = Field(
         alias="sms-bridge-reason", description="Why the message was given up."
     )
     detail: Annotated[str, StringConstraints(max_length=500)] = Field(
         alias="sms-bridge-detail",
-        description="A sentence that names the field, but never its value; of `drained` the "
-        "operator's own.",
+        description="A sentence that names the field, never its value. For `drained`, the "
+        "operator's reason.",
     )
     attempts: Annotated[int, Field(ge=0)] = Field(
-        alias="sms-bridge-attempts", description="How many attempts were used up."
+        alias="sms-bridge-attempts", description="Number of attempts used up."
     )
     status: Annotated[int, Field(ge=100, le=599)] | None = Field(
         None, alias="sms-bridge-status", description="The last HTTP status, if there was one."
@@ -92,7 +91,7 @@ class DeadLetterHeaders(_Described):
     )
     queue: str = Field(
         alias="sms-bridge-queue",
-        description="The queue that it came from, to which `dlq replay` returns it.",
+        description="The queue that the message came from; `dlq replay` returns it there.",
     )
     traceparent: TraceParent | None = Field(None, description="As on the request.")
     tracestate: str | None = Field(None, description="As on the request.")
@@ -101,23 +100,23 @@ class DeadLetterHeaders(_Described):
 class OutcomeBody(BaseModel):
     """The outcome of a request: to its `reply_to`, and to `worker.outcome_exchange`.
 
-    `delivered` and `undelivered` come from the service's delivery receipts, to the exchange alone.
+    `delivered` and `undelivered` come from delivery receipts, and go to the exchange only.
     """
 
     model_config = ConfigDict(extra="forbid")
 
     message_id: str | None = Field(
-        description="The request's `message_id`, or the key that the worker made. From a receipt: "
+        description="The request's `message_id`, or the key that the worker made. For a receipt: "
         "the reference that the service echoes, or null."
     )
     outcome: Literal[FinalOutcome, ReceiptOutcome] = Field(
         description="`sent`, `dead`, `delivered` or `undelivered`."
     )
     reason: DeadReason | None = Field(
-        description="Of `dead`: the reason of the dead letter; otherwise null."
+        description="Reason of the dead letter; null unless the outcome is `dead`."
     )
     attempts: Annotated[int, Field(ge=0)] | None = Field(
-        description="How many attempts were used up; null from a receipt."
+        description="Number of attempts used up; null for a receipt."
     )
     status: int | None = Field(description="The last HTTP status, or null.")
     provider_id: str | None = Field(description="The service's id of the message, or null.")
@@ -127,7 +126,7 @@ class OutcomeBody(BaseModel):
     )
     meaning: str | None = Field(
         None,
-        description="The meaning of the code, in our words; left out if the preset has none.",
+        description="Meaning of the code, in our words; left out if the preset has none.",
     )
     duplicate: bool = Field(
         False, description="True if the request repeats one that was sent; otherwise left out."
@@ -139,34 +138,33 @@ class EventHeaders(_Described):
 
     body_sha256: Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")] = Field(
         alias="sms-bridge-body-sha256",
-        description="SHA-256 of the whole webhook's body, in hexadecimal.",
+        description="SHA-256 of the webhook's whole body, in hexadecimal.",
     )
     event_id: VisibleId | None = Field(
         None,
         alias="sms-bridge-event-id",
-        description="Id of the event, the same on a repeat; of a raw event the service's own. Left "
-        "out if the service gives none.",
+        description="Id of the event, the same on a repeat. For a raw event, the service's own id. "
+        "Left out if the service gives none.",
     )
     delivery: DeliveryState | None = Field(
         None,
         alias="sms-bridge-delivery",
-        description="Of a delivery receipt: `delivered`, `failed` or `pending`. Left out, like the "
-        "next two, of a raw body with several receipts.",
+        description="State in a delivery receipt: `delivered`, `failed` or `pending`. Left out, "
+        "like the next two, if a raw body has several receipts.",
     )
     provider_id: VisibleId | None = Field(
         None,
         alias="sms-bridge-provider-id",
-        description="Of a receipt: the service's id of the message.",
+        description="For a receipt: the service's id of the message.",
     )
     message_id: VisibleId | None = Field(
         None,
         alias="sms-bridge-message-id",
-        description="Of a receipt: the idempotency key of the message, if the service echoes it.",
+        description="For a receipt: the idempotency key of the message, if the service echoes it.",
     )
     traceparent: TraceParent | None = Field(
         None,
-        description="W3C trace context of the webhook; with exported spans, the span of this "
-        "publish.",
+        description="W3C trace context of the webhook; with exported spans, of the publish.",
     )
     tracestate: str | None = Field(None, description="W3C trace state of the webhook.")
 
@@ -178,14 +176,16 @@ class EventProperties(_Described):
         "application/json",
         description="`application/json`; the service's own type for a raw body that is not JSON.",
     )
-    delivery_mode: Literal[2] = Field(description="2: persistent.")
-    message_id: str = Field(description="Another one for each publish: it shows no repeat.")
-    timestamp: datetime = Field(description="When the webhook was received, in seconds.")
+    delivery_mode: Literal[2] = Field(description="Always 2, persistent.")
+    message_id: str = Field(
+        description="A new id for each publish. To recognise a repeat, use `sms-bridge-event-id`."
+    )
+    timestamp: datetime = Field(description="Time when the webhook was received, in seconds.")
     type: str | None = Field(None, description="The event's type, cut to 255 bytes.")
 
 
 class EventBody(_Described):
-    """The webhook's body, byte for byte (`webhook.body: raw`); if `unparsed`, it is anything."""
+    """The webhook's body, byte for byte (`webhook.body: raw`). If `unparsed`, anything."""
 
     type: str
     data: dict[str, Any] | None = None
@@ -203,7 +203,7 @@ class Media(_Closed):
 
 
 class ReceivedData(_Closed):
-    """A message of a person. It has a text, media, or both."""
+    """An inbound message, with a text, media, or both."""
 
     sender: str = Field(alias="from", description="+ and digits, a short code or a name")
     to: str | None = None
@@ -216,7 +216,7 @@ class ReceiptData(_Closed):
     """The delivery state of a message."""
 
     message_id: VisibleId | None = Field(
-        None, description="the idempotency key of the message, where the service echoes it"
+        None, description="the idempotency key of the message, if the service echoes it"
     )
     provider_id: VisibleId | None = Field(None, description="the service's id of the message")
     to: str | None = None
@@ -226,7 +226,7 @@ class ReceiptData(_Closed):
 
 
 class OptOutData(_Closed):
-    """A person's opt-out or opt-in: no more messages, or messages again."""
+    """An opt-out or an opt-in."""
 
     sender: str = Field(alias="from", description="+ and digits, a short code or a name")
     to: str | None = None
@@ -235,7 +235,7 @@ class OptOutData(_Closed):
 
 
 class RawWebhook(_Closed):
-    """The webhook, or the item of it, from which the event was read, byte for byte."""
+    """The webhook, or its item, from which the event was read, byte for byte."""
 
     body: str
     content_type: str | None = None
@@ -244,7 +244,7 @@ class RawWebhook(_Closed):
 
 
 class Bundle(_Closed):
-    """The place of the item among those of the webhook."""
+    """The position of the item in the webhook."""
 
     index: Annotated[int, Field(ge=0)]
     count: Annotated[int, Field(ge=2)]
@@ -259,21 +259,21 @@ class _Normalized(_Closed):
 
 
 class ReceivedEvent(_Normalized):
-    """A person has written."""
+    """A person sent a message."""
 
     type: Literal["message.received"]
     data: ReceivedData
 
 
 class ReceiptEvent(_Normalized):
-    """The service reports on a message."""
+    """The service reports the state of a message."""
 
     type: Literal["receipt.delivered", "receipt.failed", "receipt.pending"]
     data: ReceiptData
 
 
 class OptOutEvent(_Normalized):
-    """The service has taken a message as an opt-out or an opt-in."""
+    """The service classed a message as an opt-out or an opt-in."""
 
     type: Literal["opt_out", "opt_in"]
     data: OptOutData
@@ -287,7 +287,7 @@ class OtherEvent(_Normalized):
 
 
 class NormalizedEvent(RootModel[ReceivedEvent | ReceiptEvent | OptOutEvent | OtherEvent]):
-    """An event in the form that is the same for every service."""
+    """An event in the form that all services share."""
 
 
 class InboundEvent(BaseModel):
@@ -299,8 +299,8 @@ class InboundEvent(BaseModel):
         str,
         StringConstraints(pattern=r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$", max_length=120),
         Field(
-            description="The event's type, with a preset with a dot for each colon; `other` if "
-            "it is no routing key, or `unparsed`."
+            description="The event's type, with dots for colons; `other` if the type cannot be "
+            "a routing key, or `unparsed`."
         ),
     ]
     properties: EventProperties
