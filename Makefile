@@ -143,8 +143,9 @@ endef
 test: $(DEV_STAMP) broker prometheus amqp-tools browser  ## run all tests, those with a real RabbitMQ and Prometheus too (TESTS=tests/unit/worker PROCESSES=8)
 	$(call run_tests,$(BIN),$(TESTS))
 
-test-thorough: $(DEV_STAMP) prometheus  ## run the tests that test other tests, in a minute
+test-thorough: $(DEV_STAMP) prometheus  ## run the tests that test other tests, and many examples of each property, in some minutes
 	$(BIN)/pytest -n 2 -m thorough tests/chart
+	$(BIN)/pytest -n 2 -m hypothesis --hypothesis-profile=thorough tests/unit
 
 test-failed: $(DEV_STAMP) broker prometheus amqp-tools browser  ## run what failed in the last `make test` once more, one at a time, and what that did not come to
 	@echo 'These failed beside others. Each has to pass alone, and is a bug of the test or of ours all the same:'

@@ -28,8 +28,9 @@ from bridge.topology.declarations import dead_queue, retry_queue
 from soak.checker import DeadLetter, Post
 from soak.growth import Sample
 from soak.traffic import MountedSecrets, Request
+from tests.amqp_client import Amqp, open_amqp
 from tests.faults.amqp_proxy import AmqpProxy, open_amqp_proxy
-from tests.faults.bench import PROGRAM, Amqp, make_environ, make_settings, open_amqp
+from tests.faults.bench import PROGRAM, make_environ, make_settings
 from tests.faults.http_proxy import HttpProxy, open_http_proxy
 from tests.rabbitmq_cluster import Cluster, private_cluster
 

@@ -41,8 +41,8 @@ from soak.rig import (
 )
 from soak.scaling import scale
 from soak.traffic import EventSender, Ids, Publisher, Request, make_malformed, plan_requests
+from tests.amqp_client import open_amqp
 from tests.faults.attack import ATTACKS, strike
-from tests.faults.bench import open_amqp
 
 ROUND_SECONDS: Final = 300.0
 WARM_UP_SECONDS: Final = 3.0

@@ -23,8 +23,8 @@ from soak.checker import Evidence, check
 from soak.report import tell
 from soak.rig import DEAD, QUEUE, Rig, Role, SoakError, dead_letters, open_rig
 from soak.traffic import Request, plan_requests
+from tests.amqp_client import open_amqp
 from tests.chart.rendering import MINIMAL, Values, merged, nested, of_kind, render
-from tests.faults.bench import open_amqp
 
 # The autoscaler does not act while the measure is this near its target.
 TOLERANCE: Final = 0.1
@@ -273,11 +273,11 @@ class Wave:
         retry = retry_queue(QUEUE, plan.ladder_seconds)
         async with open_amqp(rig.broker.url) as amqp:
             async with asyncio.timeout(WAVE_SECONDS):
-                while await amqp.count(retry) < len(late):
+                while await amqp.count_if_there(retry) < len(late):
                     await rig.wait(TICK_SECONDS)
             due = time.time() + plan.ladder_seconds
             await self._until_empty()
-            waiting = await amqp.count(retry)
+            waiting = await amqp.count_if_there(retry)
         if waiting != len(late):
             self.problems.append(f"{waiting} of {len(late)} on the ladder without a worker")
         await self._until_sent(before + len(late))

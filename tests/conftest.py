@@ -17,8 +17,9 @@ from bridge.sandbox import processes
 from bridge.sandbox.broker import Broker, private_broker
 from tests.ears import Ears, listening
 
-# A busy computer is no failure.
-settings.register_profile("unhurried", deadline=None)
+# A busy computer is no failure. `make test-thorough` tries many examples of each property.
+settings.register_profile("unhurried", deadline=None, max_examples=40)
+settings.register_profile("thorough", deadline=None, max_examples=500)
 settings.load_profile("unhurried")
 
 

@@ -15,9 +15,8 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar, overload
 
-import aio_pika
 import httpx
-from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
+from aio_pika.abc import AbstractIncomingMessage
 
 from bridge.amqp.client import Connection
 from bridge.amqp.connecting import open_connection
@@ -32,10 +31,10 @@ from bridge.sandbox.server import serve
 from bridge.sandbox.service import PlayedService
 from bridge.sandbox.store import SandboxStore
 from bridge.worker.worker import Worker
+from tests.amqp_client import Amqp, open_amqp
 from tests.ears import Ears, listening
 from tests.faults.amqp_proxy import CONFIRM_SELECT_OK, AmqpProxy, open_amqp_proxy
 from tests.forked import ForkedChild
-from tests.unnamed import NO_ID
 
 T = TypeVar("T")
 
@@ -280,64 +279,6 @@ async def running(settings: Settings, *roles: Role, bugs: bool = False) -> Async
         assert live.bugs() == []
 
 
-class Amqp:
-    """A plain client of the broker, past the proxy."""
-
-    def __init__(self, connection: aio_pika.abc.AbstractConnection) -> None:
-        self._connection = connection
-        self.channel: AbstractChannel
-
-    async def open(self) -> "Amqp":
-        """Open the channel for everything that cannot fail."""
-        self.channel = await self._connection.channel(on_return_raises=True)
-        return self
-
-    async def publish(self, queue: str, body: bytes, **properties: Any) -> None:
-        """Publish one persistent message and see it confirmed."""
-        mode = aio_pika.DeliveryMode.PERSISTENT
-        own: dict[str, Any] = {"delivery_mode": mode, "message_id": NO_ID}
-        message = aio_pika.Message(body, **own | properties)
-        await self.channel.default_exchange.publish(message, queue, timeout=SECONDS)
-
-    async def count(self, queue: str) -> int:
-        """Count the messages that are ready in a queue; none when it is not there."""
-        channel = await self._connection.channel()
-        try:
-            declared = await channel.declare_queue(queue, passive=True)
-        except aio_pika.exceptions.ChannelNotFoundEntity:
-            return 0
-        await channel.close()
-        return declared.declaration_result.message_count or 0
-
-    async def consumers(self, queue: str) -> int:
-        async with self._connection.channel() as channel:
-            declared = await channel.declare_queue(queue, passive=True)
-            return declared.declaration_result.consumer_count or 0
-
-    async def purge(self, queue: str) -> None:
-        """Empty a queue."""
-        await (await self.channel.get_queue(queue, ensure=False)).purge()
-
-    async def get(self, queue: str) -> AbstractIncomingMessage:
-        """Get one message, which is to be acked."""
-        source = await self.channel.get_queue(queue, ensure=False)
-        return await source.get(timeout=SECONDS)
-
-    async def take_all(self, queue: str) -> list[AbstractIncomingMessage]:
-        source = await self.channel.get_queue(queue, ensure=False)
-        found = []
-        while (message := await source.get(fail=False, no_ack=True, timeout=SECONDS)) is not None:
-            found.append(message)
-        return found
-
-
-@asynccontextmanager
-async def open_amqp(url: str) -> AsyncIterator[Amqp]:
-    """Open a client of a broker."""
-    async with await aio_pika.connect(url, timeout=SECONDS) as connection:
-        yield await Amqp(connection).open()
-
-
 def make_numbers(count: int) -> list[str]:
     """Make up numbers that no other message has."""
     return [f"+9997{next(_serials):08d}" for _ in range(count)]
@@ -478,7 +419,7 @@ class Bench:
         while looks < SETTLED_LOOKS:
             assert time.monotonic() < deadline, f"not within {seconds:g} s: nothing left to do"
             before = received
-            counts = [await self.amqp.count(queue) for queue in queues]
+            counts = [await self.amqp.count_if_there(queue) for queue in queues]
             received = live.metric("sms_bridge_worker_messages_received_total")
             held = live.metric("sms_bridge_worker_messages_in_progress")
             is_quiet = not any(counts) and not held and received == before
@@ -487,7 +428,7 @@ class Bench:
 
     async def until_dead(self, count: int) -> None:
         async def are_there() -> bool:
-            return await self.amqp.count(self.dead_queue) >= count
+            return await self.amqp.count_if_there(self.dead_queue) >= count
 
         await eventually(are_there, what=f"{count} dead letters")
 

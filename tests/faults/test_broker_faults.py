@@ -17,6 +17,7 @@ from bridge.cli.status import format_status
 from bridge.worker.fates import Answer
 from bridge.worker.service.sender import Sender
 from tests.alarms import memory_alarm
+from tests.amqp_client import open_amqp
 from tests.faults.bench import (
     CONSUME_LINK,
     Bench,
@@ -24,7 +25,6 @@ from tests.faults.bench import (
     eventually,
     make_numbers,
     make_settings,
-    open_amqp,
     running,
 )
 from tests.faults.traffic import NOT_SENT, REFUSED, once_each
@@ -269,7 +269,7 @@ async def test_a_missing_urgent_queue_costs_the_main_one_no_delivery(
 
 
 async def _has_ready(bench: Bench, count: int) -> bool:
-    return await bench.amqp.count(bench.queue) == count
+    return await bench.amqp.count_if_there(bench.queue) == count
 
 
 def _has_received(live: Live, count: int) -> bool:
@@ -305,7 +305,7 @@ async def test_retry_queues_survive_a_restart(bench: Bench) -> None:
     async with open_amqp(bench.broker.url) as amqp:
 
         async def are_back() -> bool:
-            return await amqp.count(bench.queue) >= 50
+            return await amqp.count_if_there(bench.queue) >= 50
 
         await eventually(are_back, what="all 50 are back")
 

@@ -9,8 +9,9 @@ import pytest
 
 from bridge.sandbox.broker import Broker
 from tests.alarms import memory_alarm
+from tests.amqp_client import open_amqp
 from tests.faults.amqp_proxy import open_amqp_proxy
-from tests.faults.bench import Bench, Service, eventually, open_amqp
+from tests.faults.bench import Bench, Service, eventually
 from tests.faults.endings import SHUTDOWN_SECONDS, Ending, Scenario
 from tests.faults.traffic import NOT_SENT
 

@@ -18,6 +18,7 @@ from bridge.errors import BrokerError
 from bridge.topology.declarations import worker_topology
 from bridge.topology.upkeep import provide
 from tests.alarms import memory_alarm
+from tests.amqp_client import open_amqp
 from tests.faults.bench import Bench, eventually, make_settings
 
 # More than a few rounds.
@@ -58,17 +59,10 @@ async def _drain(settings: Settings, file: Path) -> int:
         return (await count_waiting(mover.connection, worker)).total
 
 
-async def _ids_in(settings: Settings, queue: str) -> list[str | None]:
-    connection = await open_first_connection(settings.rabbitmq, name="test")
-    try:
-        channel = await connection.channel()
-        source = await channel.get_queue(queue, ensure=False)
-        found: list[str | None] = []
-        while (message := await source.get(fail=False, no_ack=True)) is not None:
-            found.append(message.message_id)
-    finally:
-        await close_quietly(connection)
-    return found
+async def _ids_in(bench: Bench, queue: str) -> list[str | None]:
+    # The broker may have been killed: a new connection.
+    async with open_amqp(bench.broker.url) as amqp:
+        return [message.message_id for message in await amqp.take_all(queue)]
 
 
 def _lines_of(file: Path) -> int:
@@ -102,10 +96,10 @@ async def test_the_broker_is_killed_in_a_drain(bench: Bench, tmp_path: Path) -> 
     for file in files[1:]:
         if not await _drain(settings, file):
             break
-    times = Counter(await _ids_in(settings, f"{queue}.dead"))
+    times = Counter(await _ids_in(bench, f"{queue}.dead"))
 
     assert set(times) == set(ids) == _listed(*files)
-    assert await _ids_in(settings, queue) == []
+    assert await _ids_in(bench, queue) == []
     assert times.total() - CAMPAIGN <= MAX_ROUND
 
 
@@ -119,7 +113,7 @@ async def test_nothing_leaves_its_queue_in_an_alarm(
     async with memory_alarm(bench.broker):
         with pytest.raises(BrokerError, match=r"not stored.*memory or disk alarm"):
             await _drain(settings, tmp_path / "drained.jsonl")
-    left = await _ids_in(settings, settings.worker.queue)
+    left = await _ids_in(bench, settings.worker.queue)
 
     assert set(left) == set(ids)
     assert not (tmp_path / "drained.jsonl").exists()

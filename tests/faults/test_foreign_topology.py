@@ -10,16 +10,8 @@ import httpx
 import pytest
 
 from bridge.topology import upkeep
-from tests.faults.bench import (
-    SECONDS,
-    Bench,
-    Live,
-    eventually,
-    make_settings,
-    open_amqp,
-    post_event,
-    running,
-)
+from tests.amqp_client import open_amqp
+from tests.faults.bench import SECONDS, Bench, Live, eventually, make_settings, post_event, running
 
 DIFFERENCES = "sms_bridge_topology_differences"
 OPENED = "sms_bridge_amqp_connections_total"
@@ -200,7 +192,7 @@ async def test_the_exchange_and_queue_of_a_subscriber_are_used_as_they_are(
         }
 
     assert (answer.status_code, opened) == (200, 1)
-    assert await bench.amqp.count(bench.exchange) == 1
+    assert await bench.amqp.count_if_there(bench.exchange) == 1
     assert [cost for cost in costs if cost not in warning["why"]] == []
     assert "dropped after 600 s" in warning["why"]
     assert entities == {"queue": 2, "exchange": len(costs)}

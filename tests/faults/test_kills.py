@@ -76,4 +76,4 @@ async def test_a_frozen_worker_posts_nothing_more_that_another_has_sent(
 
 async def is_prefetched(bench: Bench) -> bool:
     """Say whether no message waits in the queue."""
-    return await bench.amqp.count(bench.queue) == 0
+    return await bench.amqp.count_if_there(bench.queue) == 0

@@ -45,7 +45,7 @@ async def test_large_bodies_stay_below_the_limit_of_the_chart(bench: Bench, tmp_
 
         async def all_are_dead() -> bool:
             assert worker.exit_code is None, worker.tail()
-            return await bench.amqp.count(bench.dead_queue) == BODIES
+            return await bench.amqp.count_if_there(bench.dead_queue) == BODIES
 
         await eventually(all_are_dead, what="dead letters", seconds=60)
         await bench.until_taken(numbers)

@@ -17,6 +17,7 @@ from aio_pika.abc import AbstractIncomingMessage
 
 from bench.usage import read_run_delay
 from bridge.sandbox.processes import Child
+from tests.amqp_client import open_amqp
 from tests.faults.bench import (
     CONSUME_LINK,
     PUBLISH_LINK,
@@ -25,7 +26,6 @@ from tests.faults.bench import (
     eventually,
     make_numbers,
     make_settings,
-    open_amqp,
     running,
 )
 from tests.faults.test_permissions import user
@@ -296,7 +296,9 @@ async def test_an_operators_pause_keeps_the_order(bench: Bench) -> None:
         await eventually(lambda: "operator" in live.paused, what="the pause")
 
         async def is_given_back() -> bool:
-            return await bench.amqp.count(bench.queue) == 200 - len(bench.service.taken(numbers))
+            return await bench.amqp.count_if_there(bench.queue) == 200 - len(
+                bench.service.taken(numbers)
+            )
 
         await eventually(is_given_back, what="all is back in the queue")
         assert (is_active(live), is_active(other)) == (True, False)
@@ -366,7 +368,7 @@ async def test_no_permission_for_the_lock(bench: Bench) -> None:
             assert f"configure {bench.queue}.active" in told["remedy"]
             answer = await ask_ready(live)
             assert (answer.status_code, answer.json()["worker"]["standby"]) == (503, False)
-            assert await bench.amqp.count(bench.queue) == 3
+            assert await bench.amqp.count_if_there(bench.queue) == 3
             assert live.metric("sms_bridge_worker_active") == 0
     assert bench.service.posts(numbers) == []
 

@@ -12,8 +12,9 @@ from bridge.amqp.connecting import ATTEMPT_DELAY_SECONDS, close_quietly, open_fi
 from bridge.errors import BrokerError
 from bridge.topology.paused_queue import PROBE_SECONDS, paused_queue, probe
 from tests.alarms import memory_alarm
+from tests.amqp_client import open_amqp
 from tests.faults.amqp_proxy import CHANNEL_CLOSE, PUBLISH, Method
-from tests.faults.bench import Bench, eventually, make_settings, open_amqp, open_link
+from tests.faults.bench import Bench, eventually, make_settings, open_link
 
 REASON = "wrong text"
 

@@ -21,15 +21,8 @@ from bridge.errors import BrokerError
 from bridge.topology.declarations import worker_topology
 from bridge.topology.paused_queue import paused_queue
 from bridge.topology.upkeep import provide
-from tests.faults.bench import (
-    Bench,
-    Live,
-    eventually,
-    make_settings,
-    open_amqp,
-    open_link,
-    running,
-)
+from tests.amqp_client import open_amqp
+from tests.faults.bench import Bench, Live, eventually, make_settings, open_link, running
 from tests.faults.test_receipts import RECEIPTS, post, until_stored
 
 # The first version that asks for it.
@@ -85,7 +78,7 @@ async def test_no_permission_on_the_mark_of_a_pause(bench: Bench) -> None:
         await asyncio.sleep(6)
         assert live.paused == {"operator"}
         assert bench.service.posts(held) == []
-        assert await bench.amqp.count(paused_queue(bench.queue)) <= 12
+        assert await bench.amqp.count_if_there(paused_queue(bench.queue)) <= 12
         assert await resume(admin)
         await bench.until_taken(held)
         told = live.logged("pause_hidden")
@@ -204,7 +197,7 @@ async def test_no_permission_on_the_exchange_of_outcomes(bench: Bench) -> None:
     assert "ACCESS_REFUSED" in warned[0]["why"]
     assert told == []
     assert bench.sent_twice(numbers) == {}
-    assert await bench.amqp.count(replies.name) == 20
+    assert await bench.amqp.count_if_there(replies.name) == 20
 
 
 async def test_no_permission_on_the_exchange_of_receipts(bench: Bench) -> None:
@@ -246,7 +239,7 @@ async def test_an_exchange_of_outcomes_that_is_gone(bench: Bench) -> None:
 
         async def is_told() -> bool:
             await bench.until_taken(await bench.publish(1))
-            return await bench.amqp.count(exchange) > 0
+            return await bench.amqp.count_if_there(exchange) > 0
 
         await eventually(is_told, what="an outcome event")
         opened = connections(live)

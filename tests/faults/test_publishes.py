@@ -15,6 +15,7 @@ from bridge.amqp.properties import Properties
 from bridge.amqp.publisher import MAX_UNWRITTEN_BYTES, Publisher
 from bridge.errors import PublishError
 from bridge.telemetry.metrics import BridgeMetrics, new_registry
+from tests.amqp_client import Amqp, open_amqp
 from tests.faults.amqp_proxy import (
     ACK,
     CHANNEL_CLOSE,
@@ -25,7 +26,7 @@ from tests.faults.amqp_proxy import (
     confirm_all_so_far,
     refuse,
 )
-from tests.faults.bench import PUBLISH_LINK, Amqp, Bench, eventually, open_amqp, open_link
+from tests.faults.bench import PUBLISH_LINK, Bench, eventually, open_link
 
 QUORUM: dict[str, Any] = {"x-queue-type": "quorum"}
 TIMEOUT_SECONDS = 10.0

@@ -7,8 +7,9 @@ from collections import Counter
 import httpx
 import pytest
 
+from tests.amqp_client import open_amqp
 from tests.faults.amqp_proxy import ACK, PUBLISH, Deed, Method, Sender
-from tests.faults.bench import WEBHOOK_LINK, Bench, Live, eventually, open_amqp, sign
+from tests.faults.bench import WEBHOOK_LINK, Bench, Live, eventually, sign
 
 RECEIPTS = {
     "webhook__receipts__status_pointers": ["/status"],

@@ -77,12 +77,12 @@ async def test_a_copy_that_is_too_large_holds_up_no_other(
         assert sorted(refused_ids(live)) == ["too-large-1", "too-large-2"]
         assert live.paused == set()
         assert await readiness(live) == (200, 2)
-        assert await bench.amqp.count(bench.queue) == 0
+        assert await bench.amqp.count_if_there(bench.queue) == 0
         assert await live.stop() == 0
     assert {letter.headers["sms-bridge-reason"] for letter in await bench.dead_letters()} == {
         "refused"
     }
-    assert await bench.amqp.count(bench.queue) == 2
+    assert await bench.amqp.count_if_there(bench.queue) == 2
 
 
 async def test_two_workers_do_not_pass_it_on(bench: Bench) -> None:

@@ -15,6 +15,7 @@ from bridge.worker.cluster.membership import PRESENT
 from bridge.worker.envelope import POSSIBLE_DUPLICATE
 from bridge.worker.limits.capacity import SLOTS_PER_SPARE
 from tests.alarms import memory_alarm
+from tests.amqp_client import open_amqp
 from tests.faults.amqp_proxy import ACK, CONSUME, PUBLISH, AmqpProxy, Trap, open_amqp_proxy
 from tests.faults.bench import (
     CONSUME_LINK,
@@ -25,7 +26,6 @@ from tests.faults.bench import (
     Live,
     eventually,
     make_numbers,
-    open_amqp,
 )
 from tests.faults.traffic import (
     TOO_EARLY,
@@ -321,7 +321,7 @@ def lose_confirm_of_copy(proxy: AmqpProxy) -> None:
 async def take_copy(bench: Bench) -> AbstractIncomingMessage:
     ladder = f"{bench.queue}.retry.1m"
     deadline = time.monotonic() + SECONDS
-    while not await bench.amqp.count(ladder):
+    while not await bench.amqp.count_if_there(ladder):
         assert time.monotonic() < deadline, "no copy"
         await asyncio.sleep(POLL_SECONDS)
     copy = await bench.amqp.get(ladder)

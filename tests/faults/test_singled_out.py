@@ -200,7 +200,7 @@ async def test_refusals_of_bad_numbers_are_no_fault_of_the_setup(
         others = await bench.publish(20)
         # Two probes are bad at most, after one second and two.
         await until_all_are_taken(choosy, others, seconds=15)
-        while await bench.amqp.count(bench.dead_queue) < len(bad):
+        while await bench.amqp.count_if_there(bench.dead_queue) < len(bad):
             (other,) = await bench.publish(1)
             await until_all_are_taken(choosy, [other], seconds=20)
         letters = await bench.dead_letters()
@@ -239,7 +239,7 @@ async def test_several_workers_pause_for_a_code_that_nobody_knows(
     async with open_crew(bench, tmp_path, 2, sms_api__base_url=choosy.url) as crew:
         await eventually(lambda: all(crew.logged("paused")), what="paused")
         before = len(choosy.posts)
-        dead = await bench.amqp.count(bench.dead_queue)
+        dead = await bench.amqp.count_if_there(bench.dead_queue)
         await eventually(lambda: len(choosy.posts) >= before + 3, what="3 probes")
         is_broken = False
         await eventually(

@@ -91,7 +91,7 @@ async def test_retries_that_a_full_queue_refuses(bench: Bench) -> None:
         retries = [f"{bench.queue}.retry.{step}" for step in ("8s", "16s")]
 
         async def is_over() -> bool:
-            return not any([await bench.amqp.count(name) for name in retries])
+            return not any([await bench.amqp.count_if_there(name) for name in retries])
 
         await eventually(is_over, what="the end of the first wait")
         reader = StatusReader(settings, [AdminPort("127.0.0.1", port or 0)])

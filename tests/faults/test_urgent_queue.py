@@ -13,6 +13,7 @@ from bridge.admin.checks.broker import check_consumers
 from bridge.admin.checks.findings import CheckedBroker
 from bridge.admin.drain import count_waiting
 from bridge.admin.status import StatusReader
+from tests.amqp_client import open_amqp
 from tests.faults.amqp_proxy import ACK
 from tests.faults.bench import (
     PROGRAM,
@@ -21,7 +22,6 @@ from tests.faults.bench import (
     make_environ,
     make_numbers,
     make_settings,
-    open_amqp,
     open_link,
     running,
 )
@@ -107,7 +107,7 @@ async def test_a_dead_letter_goes_back_to_its_queue(bench: Bench) -> None:
     command = (*PROGRAM, "dlq", "replay", "--yes")
     replay = await asyncio.create_subprocess_exec(*command, env=make_environ(bench.values()))
     assert await replay.wait() == 0
-    counts = [await bench.amqp.count(queue) for queue in (bench.urgent_queue, bench.queue)]
+    counts = [await bench.amqp.count_if_there(queue) for queue in (bench.urgent_queue, bench.queue)]
     assert counts == [1, 1]
     (message,) = await bench.amqp.take_all(bench.urgent_queue)
     assert json.loads(message.body)["to"] == code
@@ -243,7 +243,7 @@ async def test_without_an_urgent_queue(bench: Bench) -> None:
         (letter,) = await bench.dead_letters()
 
         assert "there is no urgent queue" in str(letter.headers["sms-bridge-detail"])
-        assert await bench.amqp.count(f"{bench.urgent_queue}.retry.1s") == 0
+        assert await bench.amqp.count_if_there(f"{bench.urgent_queue}.retry.1s") == 0
         assert await live.stop() == 0
 
 

@@ -14,17 +14,9 @@ import pytest
 from pamqp.common import FieldTable
 
 from tests.alarms import memory_alarm
+from tests.amqp_client import open_amqp
 from tests.faults.amqp_proxy import ACK, PUBLISH
-from tests.faults.bench import (
-    WEBHOOK_LINK,
-    Bench,
-    Live,
-    eventually,
-    make_event,
-    open_amqp,
-    post_event,
-    sign,
-)
+from tests.faults.bench import WEBHOOK_LINK, Bench, Live, eventually, make_event, post_event, sign
 
 # `webhook.response_timeout_seconds` is 2.5; the rest is for the test, and for others beside it.
 IN_TIME_SECONDS = 3.0

@@ -250,7 +250,7 @@ async def test_confirms_that_came_during_a_stall_are_not_late(
     ) as target:
         with crowd_at(target.port) as crowd:
             clients = await crowd.enter(PATIENT)
-            before = await bench.amqp.count(bench.exchange)
+            before = await bench.amqp.count_if_there(bench.exchange)
             bench.broker.pause()
             for client in clients:
                 client.say(target.write_event())
@@ -267,7 +267,7 @@ async def test_confirms_that_came_during_a_stall_are_not_late(
                 bench.broker.resume()
 
             async def are_stored() -> bool:
-                return await bench.amqp.count(bench.exchange) == before + PATIENT
+                return await bench.amqp.count_if_there(bench.exchange) == before + PATIENT
 
             await eventually(are_stored, what="events in the queue")
             await asyncio.sleep(RESPONSE_SECONDS)

@@ -25,11 +25,10 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any, NamedTuple, TypeVar
 
-import aio_pika
 import anyio
 import httpx
 import pytest
-from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
+from aio_pika.abc import AbstractIncomingMessage
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import SecretStr
 
@@ -38,8 +37,8 @@ from bridge.amqp.connecting import close_quietly, open_connection
 from bridge.config import Settings
 from bridge.sandbox.broker import Broker, private_broker
 from bridge.sandbox.processes import Child, Guard, guarded
+from tests.amqp_client import Amqp, open_amqp
 from tests.forked import ForkedChild, prepare, run_forked
-from tests.unnamed import NO_ID
 
 T = TypeVar("T")
 
@@ -286,80 +285,6 @@ def _entities(settings: Mapping[str, object]) -> list[str]:
     inbound = [settings.get("webhook.queue"), settings.get("webhook.exchange")]
     names = [queue, f"{queue}.dead", *steps, *inbound, settings.get("worker.outcome_exchange")]
     return [name for name in names if isinstance(name, str)]
-
-
-class Amqp:
-    """A plain client of the broker, as a team would write one."""
-
-    def __init__(self, connection: aio_pika.abc.AbstractConnection) -> None:
-        self._connection = connection
-        self.channel: AbstractChannel
-
-    async def open(self) -> "Amqp":
-        """Open the channel for everything that cannot fail."""
-        self.channel = await self._connection.channel(on_return_raises=True)
-        return self
-
-    async def publish(self, queue: str, body: bytes, **properties: Any) -> None:
-        """Publish one persistent message and see it confirmed."""
-        mode = aio_pika.DeliveryMode.PERSISTENT
-        own: dict[str, Any] = {"delivery_mode": mode, "message_id": NO_ID}
-        message = aio_pika.Message(body, **own | properties)
-        await self.channel.default_exchange.publish(message, queue, timeout=SECONDS)
-
-    async def take(self, queue: str, **wanted: object) -> AbstractIncomingMessage:
-        source = await self.channel.get_queue(queue, ensure=False)
-
-        async def look() -> AbstractIncomingMessage | None:
-            while (message := await source.get(fail=False, no_ack=True)) is not None:
-                if all(getattr(message, name) == value for name, value in wanted.items()):
-                    return message
-            return None
-
-        return await eventually(look, what=f"a message with {wanted} in {queue}")
-
-    async def take_all(self, queue: str) -> list[AbstractIncomingMessage]:
-        source = await self.channel.get_queue(queue, ensure=False)
-        wanted = await self.count(queue)
-        arrived: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
-        messages: list[AbstractIncomingMessage] = []
-        if wanted:
-            tag = await source.consume(arrived.put, no_ack=True)
-            while len(messages) < wanted:
-                # For each: a busy computer takes minutes for thousands.
-                async with asyncio.timeout(60):
-                    messages.append(await arrived.get())
-            await source.cancel(tag)
-        while not arrived.empty():
-            messages.append(arrived.get_nowait())
-        return messages
-
-    async def count(self, queue: str) -> int:
-        """Count the messages that are ready in a queue."""
-        async with self._connection.channel() as channel:
-            declared = await channel.declare_queue(queue, passive=True)
-            return declared.declaration_result.message_count or 0
-
-    async def delete(self, names: Sequence[str]) -> None:
-        for name in names:
-            await self.channel.queue_delete(name)
-            await self.channel.exchange_delete(name)
-
-    async def until_count(self, queue: str, count: int) -> None:
-        """Return when a queue holds so many messages ready."""
-
-        async def is_so() -> bool:
-            return await self.count(queue) == count
-
-        await eventually(is_so, what=f"{count} messages in {queue}")
-
-
-@asynccontextmanager
-async def open_amqp(url: str) -> AsyncIterator[Amqp]:
-    """Open a client of a broker."""
-    connection = await aio_pika.connect(url, timeout=SECONDS)
-    async with connection:
-        yield await Amqp(connection).open()
 
 
 @dataclass

@@ -24,12 +24,12 @@ from bridge.sandbox.broker import Broker
 from bridge.topology.declarations import bridge_topology
 from bridge.topology.upkeep import provide
 from tests.alarms import memory_alarm
+from tests.amqp_client import open_amqp
 from tests.certificates import make_certificate
 from tests.integration.conftest import (
     Canaries,
     Service,
     eventually,
-    open_amqp,
     run_program,
     run_programs,
     unique,
@@ -196,17 +196,6 @@ async def test_events_that_pile_up_are_told(site: Site) -> None:
         assert "1 consumer, 1000 messages waiting: they are too slow, or stuck" in await said()
 
 
-async def test_without_the_management_api_it_says_what_was_not_checked(site: Site) -> None:
-    (finding,) = [
-        finding
-        for finding in await examine(site.settings(), BOTH, management="http://127.0.0.1:9")
-        if finding.subject.startswith("management")
-    ]
-
-    assert finding.result == "warn"
-    assert "not checked: limits and policies" in finding.text
-
-
 async def test_an_alarm_is_told_with_all_else(site: Site) -> None:
     await site.declare()
     async with memory_alarm(site.broker):
@@ -247,15 +236,6 @@ def _queue(queue: str, **arguments: object) -> Break:
             await channel.declare_queue(f"{site.name}{queue}", durable=True, arguments=given)
 
     return replace
-
-
-async def _no_binding(site: Site) -> None:
-    connection = await aio_pika.connect(site.broker.url)
-    async with connection:
-        channel = await connection.channel()
-        events = f"{site.name}.events"
-        queue = await channel.get_queue(events)
-        await queue.unbind(events, "#")
 
 
 @pytest.mark.parametrize(
@@ -385,14 +365,6 @@ async def test_a_stream_of_requests_is_found(site: Site) -> None:
 
     assert [one.subject for one in found] == [f"queue {site.name}"]
     assert "worker.queue" in (found[0].fix or "")
-
-
-async def test_an_exchange_without_a_queue_is_found(site: Site) -> None:
-    await _no_binding(site)
-
-    assert [one.subject for one in (await site.examine())["fail"]] == [
-        f"exchange {site.name}.events"
-    ]
 
 
 async def test_what_is_missing_is_told_and_not_made(managed_broker: Broker, site: Site) -> None:
@@ -573,20 +545,6 @@ async def test_a_wrong_configuration_is_told_first(option: str) -> None:
     assert all(line.startswith(b"sms-bridge: ") for line in result.stderr.splitlines())
     assert b"sms_api.base_url" in result.stderr
     assert b"webhook.secrets" in result.stderr
-
-
-async def test_a_file_that_is_not_there_is_a_wrong_configuration(site: Site) -> None:
-    settings = {
-        "rabbitmq.url": site.broker.url,
-        "sms_api.base_url": site.values["sms_api"]["base_url"],
-        "sms_api.key": "k",
-        "sms_api.ca_file": "/nowhere/ca.pem",
-    }
-    result = await run_program("check", "--online", settings=settings)
-    (told,) = result.stderr.decode().splitlines()
-
-    assert result.returncode == 2
-    assert told.startswith("sms-bridge: sms_api.ca_file: /nowhere/ca.pem cannot be read")
 
 
 # The API

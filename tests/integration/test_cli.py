@@ -31,17 +31,16 @@ from bridge.errors import BrokerError
 from bridge.sandbox.broker import Broker
 from tests.accounts import account
 from tests.alarms import memory_alarm
+from tests.amqp_client import Amqp, open_amqp
 from tests.integration.conftest import (
     SECONDS,
     SIGNATURE,
-    Amqp,
     Canaries,
     Launcher,
     Running,
     Service,
     eventually,
     make_environ,
-    open_amqp,
     run_process,
     run_program,
     run_programs,
@@ -161,21 +160,6 @@ async def test_completion_is_installed_for_the_shell_that_is_named(
     assert "_SMS_BRIDGE_COMPLETE" in shown.stdout.decode()
 
 
-@pytest.mark.parametrize("args", [(), ("ksh",)], ids=["none", "unknown"])
-async def test_completion_needs_a_shell_that_is_known(
-    tmp_path: Path, args: tuple[str, ...]
-) -> None:
-    """Without a shell that is known, `--install-completion` ends with 2 and installs nothing."""
-    home = {"HOME": str(tmp_path)}
-    result = await anyio.run_process(
-        [str(SCRIPT), "--install-completion", *args], check=False, env=make_environ({}) | home
-    )
-
-    assert (result.returncode, result.stdout) == (2, b"")
-    assert b"--install-completion" in result.stderr
-    assert [path async for path in anyio.Path(tmp_path).iterdir()] == []
-
-
 @pytest.mark.parametrize(
     "args",
     [("sendd",), ("send", "--too", "x"), ("send",), ("worker", "--config")],
@@ -223,17 +207,6 @@ async def test_check_prints_the_effective_configuration(line: Line) -> None:
     assert result.returncode == 0
     assert shown["worker"]["queue"] == line.queue
     assert shown["worker"]["concurrency"] == 50
-
-
-async def test_check_reads_a_file_under_the_environment(line: Line, tmp_path: Path) -> None:
-    """`check` lays the environment over the file."""
-    file = tmp_path / "bridge.yaml"
-    file.write_text("worker:\n  queue: from-file\n  concurrency: 7\n", encoding="utf-8")
-    settings = {"worker.queue": line.queue}
-    result = await run_program("--config", str(file), "check", settings=settings)
-    shown = yaml.safe_load(result.stdout)["worker"]
-
-    assert (shown["queue"], shown["concurrency"]) == (line.queue, 7)
 
 
 async def test_check_shows_no_secret(line: Line, canaries: Canaries) -> None:
@@ -286,34 +259,6 @@ async def test_a_wrong_file_is_told(content: str | None, said: str, tmp_path: Pa
 
     assert (result.returncode, len(lines)) == (2, 1)
     assert said in lines[0]
-
-
-@pytest.mark.parametrize("path", ["/v1", "/v1/messages", "/v1/messages/"])
-async def test_check_warns_of_a_path_that_is_there_twice(line: Line, path: str) -> None:
-    """A base URL that holds the path already is a warning: the worker adds the path itself."""
-    settings = {**line.settings, "sms_api.base_url": f"http://localhost:9{path}"}
-    as_text = await run_program("check", settings=settings)
-    as_json = await run_program("check", "--json", settings=settings)
-    (finding,) = json.loads(as_json.stdout)["findings"]
-    told = f"messages will be posted to http://localhost:9{path.rstrip('/')}/v1/messages"
-
-    assert (as_text.returncode, as_json.returncode) == (0, 0)
-    assert f"# warn  SMS API: {told}; remove /v1/messages from sms_api.base_url" in (
-        as_text.stdout.decode()
-    )
-    assert (finding["result"], finding["text"]) == ("warn", told)
-
-
-async def test_check_says_what_a_service_lacks_and_what_an_answer_answers() -> None:
-    """All that a preset wants is told at once, a line each; an answer wants its request."""
-    lacking = await run_program("check", settings={"sms_api.preset": "twilio"})
-    alone = await run_program("check", "--answer", "200")
-
-    assert (lacking.returncode, alone.returncode) == (2, 2)
-    account, key = lacking.stderr.decode().splitlines()
-    assert account.startswith("sms-bridge: sms_api.account: is missing; it is the Account SID")
-    assert key.startswith("sms-bridge: sms_api.key: is missing; it is the Auth Token")
-    assert alone.stderr.decode().startswith("sms-bridge: --answer: needs --render")
 
 
 # send
@@ -756,21 +701,6 @@ async def test_listen_prints_events(
     assert event["body"]["id"] == event["event_id"]
 
 
-async def test_listen_ends_after_a_count(
-    launcher: Launcher, line: Line, http: httpx.AsyncClient, amqp: Amqp
-) -> None:
-    """`listen --count 3` prints three events of many, and ends with 0."""
-    listener = await _listen(launcher, line, http, "--count", "3")
-    exchange = await amqp.channel.get_exchange(f"{line.queue}.events")
-    events = (aio_pika.Message(b'{"n": %d}' % n, type="a.b") for n in range(50))
-    await asyncio.gather(*(exchange.publish(event, "a.b") for event in events))
-    code = await listener.ended()
-
-    assert code == 0, listener.output
-    assert len(await _hears(listener)) == 3
-    assert len(listener.output.splitlines()) == 4
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["int", "term"])
 async def test_listen_ends_clean(
     launcher: Launcher, line: Line, http: httpx.AsyncClient, number: signal.Signals
@@ -816,27 +746,7 @@ async def test_the_curl_command_works(line: Line, amqp: Amqp, tmp_path: Path) ->
     assert (await amqp.take(f"{line.queue}.events", body=body)).body == body
 
 
-async def test_sign_needs_a_secret() -> None:
-    """`sign` without a secret ends with 2 and one line that names the setting."""
-    result = await run_program("sign", given=b"{}")
-    lines = result.stderr.decode().splitlines()
-
-    assert (result.returncode, len(lines)) == (2, 1)
-    assert "webhook.secrets" in lines[0]
-
-
 # schema
-
-
-async def test_the_configuration_has_a_schema() -> None:
-    """`schema config` prints a JSON Schema that has every section."""
-    result = await run_program("schema", "config")
-    schema = json.loads(result.stdout)
-    sections = {"rabbitmq", "sms_api", "worker", "webhook", "admin", "log", "tracing"}
-
-    assert result.returncode == 0
-    assert schema["type"] == "object"
-    assert schema["properties"].keys() == sections
 
 
 async def test_events_and_outcomes_are_as_their_schemas_say(
@@ -932,14 +842,6 @@ async def test_the_sandbox_says_what_to_install(command: str, missing: str) -> N
         f"sms-bridge: {command}: the web server of the sandbox is not installed; pip install "
         "'sms-bridge[sandbox]'\n"
     )
-
-
-async def test_a_taken_port_ends_the_sandbox(service: Service) -> None:
-    """A sandbox whose port is in use ends at once with 1, as a role does, and one line."""
-    result = await run_program("sandbox", "--port", str(httpx.URL(service.url).port))
-
-    assert result.returncode == 1
-    assert re.fullmatch(r"sms-bridge: --port: cannot listen on [^()]+\n", result.stderr.decode())
 
 
 @pytest.mark.parametrize(

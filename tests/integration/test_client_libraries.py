@@ -24,7 +24,8 @@ from bridge.amqp.frames import Body
 from bridge.amqp.properties import NAMES, ClientProperties, Properties
 from bridge.amqp.wire import Wire
 from bridge.errors import ConnectError
-from tests.integration.conftest import SECONDS, Amqp, connected, eventually, unique
+from tests.amqp_client import Amqp
+from tests.integration.conftest import SECONDS, connected, eventually, unique
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from yarl import URL
 
-from tests.integration.conftest import Amqp, Canaries, Launcher, Running, Service, unique
+from tests.amqp_client import Amqp
+from tests.integration.conftest import Canaries, Launcher, Running, Service, unique
 
 HOUR_SECONDS = 3600.0
 RELOADS = "sms_bridge_secret_reloads_total"

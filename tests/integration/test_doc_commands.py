@@ -22,16 +22,15 @@ import pytest
 from bridge.sandbox.broker import Broker
 from bridge.sandbox.processes import Child, Guard, free_ports
 from tests.accounts import virtual_host
+from tests.amqp_client import Amqp, open_amqp
 from tests.forked import ForkedChild, forked_commands
 from tests.integration.conftest import (
     SECONDS,
-    Amqp,
     Canaries,
     Launcher,
     StartService,
     eventually,
     make_environ,
-    open_amqp,
 )
 
 ROOT = Path(__file__).parents[2]

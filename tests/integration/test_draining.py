@@ -22,16 +22,8 @@ from bridge.config import WorkerSettings
 from bridge.sandbox.broker import Broker
 from bridge.topology.declarations import Topology, worker_topology
 from tests.accounts import account, permit
-from tests.integration.conftest import (
-    Amqp,
-    Canaries,
-    Launcher,
-    Service,
-    eventually,
-    open_amqp,
-    run_program,
-    unique,
-)
+from tests.amqp_client import Amqp, open_amqp
+from tests.integration.conftest import Canaries, Launcher, Service, eventually, run_program, unique
 
 BODY = b'{"to": "+491713920010", "from": "Acme", "text": "Zikadensommer"}'
 REASON = "wrong text in the campaign of 2026-11-22"

@@ -17,9 +17,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from tests.amqp_client import Amqp
 from tests.integration.conftest import (
     SIGNATURE,
-    Amqp,
     Canaries,
     Launcher,
     Running,

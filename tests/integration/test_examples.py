@@ -26,17 +26,16 @@ from twilio.request_validator import RequestValidator
 
 from bridge.sandbox.broker import Broker
 from bridge.sandbox.processes import Child, Guard
+from tests.amqp_client import Amqp, open_amqp
 from tests.integration.conftest import (
     SECONDS,
     SIGNATURE,
-    Amqp,
     Canaries,
     Launcher,
     Running,
     Service,
     eventually,
     make_environ,
-    open_amqp,
 )
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

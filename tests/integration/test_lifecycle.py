@@ -27,16 +27,15 @@ from bridge.errors import BrokerError, ConnectError
 from bridge.sandbox.broker import Broker
 from bridge.sandbox.processes import Guard
 from bridge.topology.declarations import dead_queue
+from tests.amqp_client import Amqp, open_amqp
 from tests.certificates import make_certificate
 from tests.integration.conftest import (
     SIGNATURE,
-    Amqp,
     Canaries,
     Launcher,
     Running,
     Service,
     eventually,
-    open_amqp,
     run_program,
     run_programs,
     unique,

@@ -12,14 +12,8 @@ import pytest
 from aio_pika.abc import AbstractIncomingMessage, AbstractQueue
 from twilio.request_validator import RequestValidator
 
-from tests.integration.conftest import (
-    SIGNATURE,
-    Amqp,
-    Canaries,
-    Launcher,
-    Running,
-    unique,
-)
+from tests.amqp_client import Amqp
+from tests.integration.conftest import SIGNATURE, Canaries, Launcher, Running, unique
 
 FORM = "application/x-www-form-urlencoded"
 PUBLIC_URL = "https://sms.example.com"

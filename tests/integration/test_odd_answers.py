@@ -10,8 +10,8 @@ from urllib.parse import parse_qs
 
 import pytest
 
+from tests.amqp_client import Amqp
 from tests.integration.conftest import (
-    Amqp,
     Canaries,
     Launcher,
     Line,

@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from bridge.admin.pausing import this_operator
+from tests.amqp_client import Amqp
 from tests.integration.conftest import (
-    Amqp,
     Canaries,
     Launcher,
     Running,

@@ -27,8 +27,9 @@ from bridge.worker.cluster.messages import Consumers, Message, RecentQuestion
 from bridge.worker.metrics import WorkerMetrics
 from tests.accounts import account
 from tests.alarms import memory_alarm
+from tests.amqp_client import Amqp
 from tests.ears import listening
-from tests.integration.conftest import SECONDS, Amqp, connected, eventually, unique
+from tests.integration.conftest import SECONDS, connected, eventually, unique
 
 
 async def until(check: Callable[[], object], what: str) -> None:

@@ -19,8 +19,8 @@ import yaml
 from bridge.config.presets import PRESETS, Preset
 from bridge.sandbox.processes import free_ports
 from bridge.sandbox.service import PlayedService, ServiceAnswer
+from tests.amqp_client import Amqp
 from tests.integration.conftest import (
-    Amqp,
     Canaries,
     Launcher,
     Line,

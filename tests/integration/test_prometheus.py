@@ -12,16 +12,9 @@ from typing import Any
 import pytest
 
 from bridge.sandbox.processes import Child, Guard, accepts, free_ports, wait_until
+from tests.amqp_client import Amqp
 from tests.chart.promql import alert_groups, alerts, write_rules
-from tests.integration.conftest import (
-    Amqp,
-    Canaries,
-    Launcher,
-    Running,
-    eventually,
-    make_environ,
-    unique,
-)
+from tests.integration.conftest import Canaries, Launcher, Running, eventually, make_environ, unique
 from tests.prometheus import Prometheus, running_prometheus
 
 OUTAGE = "SmsBridgeWorkerProviderUnavailable"

@@ -1,7 +1,5 @@
 """A worker that speaks to a service of another shape, from the queue to the dead letters."""
 
-import asyncio
-import base64
 import json
 import uuid
 from collections.abc import AsyncIterator
@@ -11,14 +9,13 @@ from urllib.parse import parse_qs
 
 import pytest
 
+from tests.amqp_client import Amqp
 from tests.integration.conftest import (
-    Amqp,
     Canaries,
     HttpStub,
     Launcher,
     Line,
     Post,
-    eventually,
     http_answer,
     http_stub,
     run_program,
@@ -86,25 +83,6 @@ async def line(
     return TwilioLine(amqp, canaries, worker, queue, settings)
 
 
-async def test_a_request_is_sent_in_the_services_shape(line: TwilioLine, twilio: Twilio) -> None:
-    request = line.canaries.request()
-    outcome = await line.outcome(request, message_id=uuid.uuid4().hex)
-    (post,) = twilio.found(request["to"])
-    login = base64.b64encode(f"{ACCOUNT}:{line.canaries.key}".encode()).decode()
-
-    assert post.first_line == f"POST /2010-04-01/Accounts/{ACCOUNT}/Messages.json HTTP/1.1"
-    assert post.headers["content-type"] == "application/x-www-form-urlencoded"
-    assert post.headers["authorization"] == f"Basic {login}"
-    assert "idempotency-key" not in post.headers
-    assert members_of(post) == {
-        "To": request["to"],
-        "From": request["from"],
-        "Body": request["text"],
-    }
-    assert (outcome["outcome"], outcome["status"], "code" in outcome) == ("sent", 201, False)
-    assert outcome["provider_id"].startswith("SM")
-
-
 async def test_why_it_was_refused_is_told(line: TwilioLine, twilio: Twilio) -> None:
     request, message_id = line.canaries.request(), uuid.uuid4().hex
     twilio.refuse(request["to"], 400, 21610)
@@ -140,21 +118,3 @@ async def test_what_may_have_been_sent_is_not_sent_again(line: TwilioLine, twili
         "20500",
     )
     assert len(twilio.found(request["to"])) == 1
-
-
-async def test_a_full_queue_at_the_service_slows_the_worker_down(
-    line: TwilioLine, twilio: Twilio
-) -> None:
-    """A code that says too much makes the worker wait, though its status is that of a refusal."""
-    request, message_id = line.canaries.request(), uuid.uuid4().hex
-    twilio.refuse(request["to"], 400, 21611)
-    sending = asyncio.create_task(line.outcome(request, message_id=message_id))
-
-    async def is_asked() -> bool:
-        return bool(twilio.found(request["to"]))
-
-    await eventually(is_asked, what="the service is asked")
-    del twilio.answers[request["to"]]
-
-    assert (await sending)["outcome"] == "sent"
-    assert len(twilio.found(request["to"])) == 2

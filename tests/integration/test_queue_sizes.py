@@ -9,7 +9,8 @@ from bridge.amqp.client import Connection
 from bridge.telemetry.metrics import Registry, new_registry
 from bridge.topology.queue_sizes import QueueSizes, read_queue
 from bridge.webhook.metrics import WebhookMetrics, watched
-from tests.integration.conftest import Amqp, connected, eventually, unique
+from tests.amqp_client import Amqp
+from tests.integration.conftest import connected, eventually, unique
 
 EVENTS = 3
 

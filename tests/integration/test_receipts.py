@@ -13,9 +13,9 @@ import pytest
 from aio_pika.abc import AbstractIncomingMessage
 
 from bridge.config.presets import documented_webhooks
+from tests.amqp_client import Amqp
 from tests.integration.conftest import (
     SIGNATURE,
-    Amqp,
     Canaries,
     HttpStub,
     Launcher,

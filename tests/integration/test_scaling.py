@@ -10,7 +10,7 @@ from bridge.sandbox.processes import Guard
 from soak.rig import DEAD, QUEUE, Rig, rig_on
 from soak.scaling import Plan, deployed, play
 from soak.traffic import plan_requests
-from tests.faults.bench import open_amqp
+from tests.amqp_client import open_amqp
 
 # Far longer than anything takes that is waited for here, for a busy computer.
 PATIENCE_SECONDS = 90

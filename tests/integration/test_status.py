@@ -1,6 +1,5 @@
 """`sms-bridge status`: what it says of a real broker, a worker and a webhook receiver."""
 
-import asyncio
 import json
 import re
 import signal
@@ -15,10 +14,10 @@ import httpx
 import pytest
 
 from bridge.admin.pausing import this_operator
+from tests.amqp_client import Amqp
 from tests.integration.conftest import (
     PROGRAM,
     SIGNATURE,
-    Amqp,
     Canaries,
     Launcher,
     Running,
@@ -186,28 +185,6 @@ async def test_pauses_are_told(scene: Scene) -> None:
     assert f"PAUSED  1 of 1 worker, credentials_rejected since {own['since']}" in screen
 
 
-async def test_rates_are_of_the_moment(scene: Scene) -> None:
-    async def feed() -> None:
-        while True:
-            await scene.publish()
-            await asyncio.sleep(0.05)
-
-    async def is_busy() -> dict[str, Any] | None:
-        # On a busy machine a role may not answer in time, which `status` reports.
-        result = await scene.look("--json", *scene.ports)
-        found: dict[str, Any] = json.loads(result.stdout)
-        return found if found["rates"] and found["rates"]["sent_per_second"] > 0 else None
-
-    feeding = asyncio.create_task(feed())
-    found = await eventually(is_busy, what="a rate")
-    feeding.cancel()
-    (worker,) = (one["worker"] for one in found["processes"] if one["worker"] is not None)
-
-    assert worker["rates"] == found["rates"]
-    # They are those of a second, and so fewer than all.
-    assert found["rates"]["sent_per_second"] <= worker["sent"]
-
-
 async def test_who_is_silent_is_named(scene: Scene) -> None:
     silent = await scene.look(*scene.ports, "--admin", "localhost:1")
     nowhere = await scene.look(*scene.ports, rabbitmq__url="amqp://127.0.0.1:1/")
@@ -221,15 +198,6 @@ async def test_who_is_silent_is_named(scene: Scene) -> None:
     # Nobody named it; that the worker is elsewhere is told, and is no failure.
     assert unasked.returncode == 0
     assert "NOT SHOWN  1 of 1 worker that consume" in unasked.stdout.decode()
-
-
-async def test_names_that_cannot_be_are_refused(scene: Scene) -> None:
-    result = await scene.look("--admin", "http://localhost:9090")
-
-    assert result.returncode == 2
-    assert result.stderr.decode() == (
-        "sms-bridge: --admin: must be HOST or HOST:PORT, with an IPv6 address in brackets\n"
-    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])

@@ -16,7 +16,8 @@ from bridge.config import Settings
 from bridge.config.fields import MAX_RETRY_DELAY_SECONDS
 from bridge.sandbox.broker import Broker
 from bridge.topology.declarations import Topology, bridge_topology
-from tests.integration.conftest import open_amqp, run_program, run_programs, unique
+from tests.amqp_client import open_amqp
+from tests.integration.conftest import run_program, run_programs, unique
 
 
 def _values(broker: Broker) -> dict[str, object]:

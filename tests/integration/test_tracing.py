@@ -18,9 +18,9 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from bridge.sandbox.processes import Child, Guard, free_ports
+from tests.amqp_client import Amqp
 from tests.integration.conftest import (
     SIGNATURE,
-    Amqp,
     Canaries,
     Launcher,
     Running,

@@ -2,7 +2,8 @@
 
 import json
 
-from tests.integration.conftest import Amqp, Canaries, Launcher, Service, unique
+from tests.amqp_client import Amqp
+from tests.integration.conftest import Canaries, Launcher, Service, unique
 
 
 async def test_what_waits_on_an_earlier_ladder_is_sent(

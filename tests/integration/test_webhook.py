@@ -18,15 +18,8 @@ import httpx
 import pytest
 from aio_pika.abc import AbstractIncomingMessage
 
-from tests.integration.conftest import (
-    SIGNATURE,
-    Amqp,
-    Canaries,
-    Launcher,
-    Running,
-    eventually,
-    unique,
-)
+from tests.amqp_client import Amqp
+from tests.integration.conftest import SIGNATURE, Canaries, Launcher, Running, eventually, unique
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 MAX_BODY_BYTES = 262_144

@@ -17,7 +17,8 @@ import jwt
 import pytest
 from twilio.request_validator import RequestValidator
 
-from tests.integration.conftest import Amqp, Canaries, Launcher, Running, run_program, unique
+from tests.amqp_client import Amqp
+from tests.integration.conftest import Canaries, Launcher, Running, run_program, unique
 
 FORM = "application/x-www-form-urlencoded"
 ACCOUNT = "AC" + "0" * 32

@@ -20,7 +20,8 @@ from bridge.errors import Confirm
 from bridge.sandbox.broker import Broker
 from bridge.telemetry.metrics import BridgeMetrics, new_registry
 from tests.alarms import memory_alarm
-from tests.integration.conftest import SECONDS, Amqp, connected, eventually, unique
+from tests.amqp_client import Amqp
+from tests.integration.conftest import SECONDS, connected, eventually, unique
 
 METRICS = BridgeMetrics(
     new_registry(), component="worker", version="0", revision="0", exchanges=("default",)

@@ -19,9 +19,9 @@ import aio_pika
 import pamqp.encode
 import pytest
 
+from tests.amqp_client import Amqp
 from tests.integration.conftest import (
     SECONDS,
-    Amqp,
     Canaries,
     HttpStub,
     Launcher,

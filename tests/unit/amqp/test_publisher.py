@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import commands
 from pamqp.body import ContentBody
@@ -444,7 +444,6 @@ FATES = st.builds(
 )
 
 
-@settings(max_examples=200)
 @given(fates=st.lists(FATES, max_size=12), size=st.integers(1, 40))
 async def test_any_mixture(fates: list[Fate], size: int) -> None:
     """Of any mixture each learns its own, whatever the order, the ids and the cuts are.

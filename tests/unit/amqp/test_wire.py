@@ -16,7 +16,7 @@ import pytest
 from aiormq.abc import SSLCerts
 from aiormq.connection import SSLContextProvider
 from aiormq.exceptions import AMQPConnectionError
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pamqp import commands
 from pamqp.body import ContentBody
@@ -195,7 +195,6 @@ def streams(draw: st.DrawFn) -> Sent:
     )
 
 
-@settings(max_examples=300)
 @given(sent=streams())
 async def test_any_stream_is_sorted_however_it_is_cut(sent: Sent) -> None:
     """Deliveries of the taken channel are taken; every other frame passes, unchanged, in order."""

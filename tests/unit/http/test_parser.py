@@ -4,7 +4,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.http.messages import Request, Response
@@ -82,7 +82,6 @@ def fields_of(request: Request) -> dict[str, object]:
     return {name: getattr(request, name) for name in Request.__slots__}
 
 
-@settings(max_examples=300)
 @given(data=STREAMS, cuts=st.lists(st.integers(min_value=0), max_size=10))
 def test_no_bytes_raise(data: bytes, cuts: list[int]) -> None:
     """Any bytes become requests within the limits, and a refusal of the closed set or none."""
@@ -96,7 +95,6 @@ def test_no_bytes_raise(data: bytes, cuts: list[int]) -> None:
     assert all(len(request.headers) <= LIMITS.max_headers for request in requests)
 
 
-@settings(max_examples=300)
 @given(data=STREAMS, cuts=st.lists(st.integers(min_value=0), max_size=10))
 def test_cuts_do_not_matter(data: bytes, cuts: list[int]) -> None:
     """Where packets begin and end changes nothing of what is read."""
@@ -106,7 +104,6 @@ def test_cuts_do_not_matter(data: bytes, cuts: list[int]) -> None:
     assert seen(read(data, cuts, limits)) == seen(read(data, [], limits))
 
 
-@settings(max_examples=150)
 @given(
     good=st.lists(GOOD, max_size=MAX_PIPELINED),
     rest=STREAMS,
@@ -122,7 +119,6 @@ def test_good_requests_are_read_whatever_follows(
     assert found == [(path, body) for _, path, body in good]
 
 
-@settings(max_examples=200)
 @given(data=GOOD, place=st.integers(min_value=0), junk=st.sampled_from([b"\x00", b"\r", b"\n"]))
 def test_junk_in_a_header_is_never_read_over(
     data: tuple[bytes, bytes, bytes], place: int, junk: bytes

@@ -226,17 +226,6 @@ async def test_what_people_write_is_no_receipt() -> None:
     assert (line.store.of(OUTCOMES), line.reports()) == ([], {})
 
 
-async def test_without_an_exchange_receipts_are_read_all_the_same() -> None:
-    """The headers and the metric need no `worker.outcome_exchange`."""
-    line = make_line(exchange=None)
-
-    await line.post(receipt())
-
-    assert headers_of(line)["delivery"] == "delivered"
-    assert line.reports() == {"delivered": 1}
-    assert {one.exchange for one in line.store.published} == {"sms.inbound"}
-
-
 @pytest.mark.parametrize("reference", [None, 7.5, ["order-1"], NUMBER, NUMBER[1:], "two words"])
 async def test_a_reference_that_is_no_id_is_left_out(reference: object) -> None:
     """A receipt that knows no id of ours is told with the provider's."""
@@ -267,20 +256,6 @@ async def test_no_number_is_told_or_logged(ears: Ears) -> None:
     (event,) = line.store.of("sms.inbound")
     for text in (told.body.decode(), str(told.properties), str(event.properties), str(ears.lines)):
         assert NUMBER[1:] not in text
-
-
-async def test_the_log_says_what_became_of_a_message(ears: Ears) -> None:
-    """One line has the outcome with the ids by which the message is found."""
-    line = make_line()
-
-    await line.post(receipt())
-
-    (logged,) = ears.heard("webhook")
-    assert {name: logged[name] for name in ("delivery", "message_id", "provider_id")} == {
-        "delivery": "delivered",
-        "message_id": "order-1",
-        "provider_id": "p-1",
-    }
 
 
 # --- When it is not stored ------------------------------------------------------------------------

@@ -66,14 +66,6 @@ def test_a_delivery_is_below_its_publisher(
     assert delivery.trace == span.headers
 
 
-def test_without_spans_the_publishers_headers_are_told() -> None:
-    """Where none are exported, a delivery has what came with it."""
-    delivery = make_delivery(trace=(("traceparent", PUBLISHER),))
-
-    assert delivery.trace_id is None
-    assert delivery.trace == delivery.envelope.trace
-
-
 def test_a_post_names_host_and_port_alone() -> None:
     """The path may hold an account, and is no attribute; neither is a login."""
     tracer = KeepingTracer()
@@ -89,15 +81,6 @@ def test_a_post_names_host_and_port_alone() -> None:
         "server.address": "api.example.com",
         "server.port": 8443,
     }
-
-
-@pytest.mark.parametrize(("attempts", "tries", "resent"), [(0, 0, None), (0, 2, 2), (3, 1, 4)])
-def test_a_repeated_post_is_counted(attempts: int, tries: int, resent: int | None) -> None:
-    """Attempts of earlier deliveries and tries in place both count as sent again."""
-    post = spans(KeepingTracer()).begin_post(make_delivery(attempts=attempts), tries_before=tries)
-
-    assert isinstance(post, Told)
-    assert post.attributes.get("http.request.resend_count") == resent
 
 
 @pytest.mark.parametrize(
@@ -147,32 +130,3 @@ def test_a_delivery_ends_with_what_its_line_in_the_log_says() -> None:
         "sms_bridge.waited_seconds.rate": 3.1,
         "sms_bridge.waited_seconds.slot": 1.5,
     }
-
-
-@pytest.mark.parametrize(
-    ("outcome", "reason", "error"),
-    [
-        ("dead", "refused", "refused"),
-        ("retried", "uncertain", None),
-        ("released", "stopped", None),
-    ],
-)
-def test_only_a_dead_letter_is_an_error(outcome: str, reason: str, error: str | None) -> None:
-    """What is tried again has not failed yet."""
-    span = Told("process q", "consumer", {})
-    end_delivery(span, FACTS | {"outcome": outcome, "reason": reason})
-
-    assert span.error == error
-
-
-def test_of_what_is_not_recorded_nothing_is_put_together() -> None:
-    """An unrecorded span is passed on, and takes no attributes."""
-    tracer = KeepingTracer(is_off=True)
-    delivery = make_delivery(properties=Properties(headers={"traceparent": PUBLISHER}))
-    post = spans(tracer).begin_post(delivery, tries_before=0)
-    end_post(post, ACCEPTED)
-    assert delivery.span is not None
-    end_delivery(delivery.span, {})
-
-    assert post.headers == (("traceparent", PUBLISHER),)
-    assert delivery.trace_id is None

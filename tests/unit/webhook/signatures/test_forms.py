@@ -10,7 +10,7 @@ from itertools import pairwise
 from urllib.parse import urlencode
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.errors import InvalidSignatureError
@@ -379,7 +379,6 @@ def test_a_query_that_holds_a_form_is_none_of_json() -> None:
 PIECES = [*INCOMING, *INCOMING.values(), "x", "ErrorCode", "30003"]
 
 
-@settings(max_examples=300)
 @given(
     pieces=st.lists(st.sampled_from(PIECES), max_size=6),
     subsets=st.lists(st.sets(st.sampled_from(sorted({*INCOMING, "ErrorCode"}))), max_size=8),

@@ -32,8 +32,6 @@ def status(code: int, *, wait: float | None = None) -> Answer:
 
 
 ACCEPTED = status(202)
-FAILED = status(500)
-NOT_FOUND = status(404)
 
 
 class Session:
@@ -159,21 +157,6 @@ def test_accepted(world: World) -> None:
     assert world.value("last_sent_timestamp_seconds", queue="q") == passed + LATENCY_SECONDS
 
 
-def test_latency_counts_from_when_it_is_due(world: World) -> None:
-    """What was published ahead of its time is late only after that time."""
-    world.one("m", published_at=world.began - 100, not_before=world.began + 3)
-
-    assert world.value("acceptance_latency_seconds_sum", queue="q") == LATENCY_SECONDS
-
-
-def test_no_wait_is_measured_where_there_is_none(world: World) -> None:
-    """A message that can go at once has waited for nothing."""
-    delivery = world.delivery("m")
-    world.all_of(delivery)
-
-    assert delivery.waited_seconds == {}
-
-
 def test_each_wait_has_its_cause_and_they_add_up() -> None:
     """A message waits for its time, a token and the broker, one after the other."""
     limit = RateLimitSettings(per_second=0.1, burst=1)
@@ -230,21 +213,6 @@ def test_first_of_the_line_keeps_it_while_it_waits_for_a_slot() -> None:
 # --- Its time -------------------------------------------------------------------------------------
 
 
-def test_expired_is_never_posted(world: World) -> None:
-    """A message whose expiry has passed is dead, and the service hears nothing of it."""
-    assert world.one("m", expires_at=world.began) == Dead("expired", "its own expiry has passed")
-    assert world.posts == []
-
-
-def test_too_old_is_never_posted() -> None:
-    """A message that is older than `worker.max_age` is dead."""
-    with closing(World(max_age=60)) as world:
-        assert world.one("m", published_at=world.began - 60) == Dead(
-            "expired", "older than worker.max_age, counted from its timestamp"
-        )
-        assert isinstance(world.one("n", published_at=world.began - 59), Sent)
-
-
 @pytest.mark.parametrize(
     ("published_at", "why"),
     [
@@ -299,14 +267,6 @@ def test_moment_that_is_before_the_first_step_but_far() -> None:
         assert (type(held), late) == (Sent, Retried("not_before", 600.0, "not due yet"))
 
 
-def test_moment_that_is_near(world: World) -> None:
-    """A message that is to go before the ladder's first step would end waits here."""
-    delivery = world.delivery("m", not_before=world.began + 4)
-
-    assert isinstance(world.all_of(delivery)[0], Sent)
-    assert (world.posts, delivery.waited_seconds) == ([(4, "m")], {"due": 4})
-
-
 # --- Pauses ---------------------------------------------------------------------------------------
 
 
@@ -349,17 +309,6 @@ def test_what_is_no_probe_goes_away(world: World) -> None:
     assert "third" not in {key for _, key in world.posts}
 
 
-def test_probe_is_held_and_tried_again(world: World) -> None:
-    """The message that began a pause is its probe, and goes on when the fault is mended."""
-    world.service.script["m"] = [status(401), status(401)]
-    delivery = world.delivery("m")
-
-    assert isinstance(world.all_of(delivery)[0], Sent)
-    assert [key for _, key in world.posts] == ["m"] * 3
-    assert set(delivery.waited_seconds) == {"probe"}
-    assert world.breaker.pause_reason is None
-
-
 def test_probe_gives_its_place_up(world: World) -> None:
     """When the probe has its outcome another message can be the probe."""
     open_breaker(world.breaker, "misconfigured")
@@ -385,87 +334,7 @@ def test_an_operators_pause_ends_a_wait(world: World, waits_for: str) -> None:
     assert world.posts == []
 
 
-def test_long_pause_is_waited_for_on_the_ladder(world: World) -> None:
-    """What comes in a pause for which the service named a time stays away for that long."""
-    for number in ("first", "second"):
-        world.service.script[number] = [status(429, wait=600)]
-        world.one(number)
-
-    assert world.one("m") == Retried("paused", 600.0, "the worker is paused: rate_limited")
-    assert len(world.posts) == 2
-
-
-def outage(world: World) -> None:
-    """Have ten messages fail in a row, while nothing is accepted for ten seconds."""
-    world.passes(10)
-    for number in range(10):
-        world.service.script[f"failed {number}"] = [FAILED]
-        world.one(f"failed {number}")
-    assert world.breaker.pause_reason == "outage"
-
-
-def test_last_try_in_an_outage(world: World) -> None:
-    """A message with one attempt left stays away while others may find the end of the outage."""
-    outage(world)
-    before = len(world.posts)
-    delivery = world.delivery("last", attempts=5)
-
-    async def both() -> Outcome:
-        last = world.start(delivery)
-        await asyncio.sleep(0)
-        await world.start(world.delivery("first"))
-        return await last
-
-    assert world.run(both()) == Retried("paused", 5.0, "the worker is paused: outage")
-    assert [key for _, key in world.posts[before:]] == ["first"]
-
-
-def test_what_has_failed_stays_away_while_it_looks_like_an_outage(world: World) -> None:
-    """Before an outage is recognised, messages that have failed burn no more attempts."""
-    world.one("accepted")
-    world.service.latency_seconds = 0.1
-    for number in range(10):
-        world.service.script[f"failed {number}"] = [FAILED]
-        world.one(f"failed {number}")
-    outcome = world.one("again", attempts=1)
-
-    assert outcome == Retried("paused", 5.0, "the worker is paused: an outage is suspected")
-
-
 # --- What the answer means ------------------------------------------------------------------------
-
-
-def test_ambiguous_once_and_twice(world: World) -> None:
-    """An ambiguous status puts a message off; the second one refuses it, when another was sent."""
-    world.service.script["bad"] = [NOT_FOUND, NOT_FOUND]
-    once = world.one("bad")
-    world.one("good")
-    twice = world.one("bad")
-
-    assert isinstance(once, Retried)
-    assert (once.reason, once.counted) == ("ambiguous", False)
-    assert isinstance(twice, Dead)
-    assert (twice.reason, twice.status) == ("refused", 404)
-
-
-def test_short_slow_down_is_waited_for_here(world: World) -> None:
-    """After a 429 with a short wait the same delivery is posted again, when the wait is over."""
-    world.service.script["m"] = [status(429, wait=5)]
-    delivery = world.delivery("m")
-
-    assert isinstance(world.all_of(delivery)[0], Sent)
-    (_, _), (again, _) = world.posts
-    assert LATENCY_SECONDS + 5 <= again <= LATENCY_SECONDS + 6
-    waited = pytest.approx(again - LATENCY_SECONDS)
-    assert delivery.waited_seconds == {"retry_after": waited}
-    assert world.value("throttled_seconds_total", cause="retry_after") == waited
-
-
-def test_long_slow_down_is_waited_for_on_the_ladder(world: World) -> None:
-    """After a 429 with a long wait the delivery goes to the step that fits, not counted."""
-    world.service.script["m"] = [status(429, wait=600)]
-
-    assert world.one("m") == Retried("rate_limited", 600.0, "the SMS API answered 429", status=429)
 
 
 def test_slow_down_begins_while_another_waits_for_the_slot(world: World) -> None:
@@ -478,43 +347,7 @@ def test_slow_down_begins_while_another_waits_for_the_slot(world: World) -> None
     assert [at < LATENCY_SECONDS + 5 for at, _ in world.posts] == [True, False, False]
 
 
-def test_limit_learns_from_the_answers() -> None:
-    """With `worker.concurrency: auto` each answer teaches how many may be in flight."""
-    with closing(World(concurrency="auto")) as world:
-        before = world.capacity.limit
-        world.service.script["m"] = [status(503)]
-        world.one("m")
-
-        assert world.capacity.limit == before // 2
-
-
-def test_limited_twice_with_nothing_else_at_hand(world: World) -> None:
-    """A delivery that the service has put off twice, and alone, makes room for others."""
-    world.service.script["m"] = [status(429, wait=5)] * 9
-    delivery = world.delivery("m")
-    outcome = world.all_of(delivery)[0]
-
-    assert isinstance(outcome, Retried)
-    assert outcome.reason == "rate_limited"
-    assert not outcome.counted
-    # The wait that was asked for, with a tenth of jitter, then some seconds behind others.
-    assert 5 <= delivery.held_seconds <= 5 * 1.1 + 5
-
-
 # --- Rate limits ----------------------------------------------------------------------------------
-
-
-def test_put_off_to_its_turn() -> None:
-    """Who would wait long for its sender's limit is given a time, and waits on the ladder."""
-    with closing(World(RateLimitSettings(per_sender=0.1, burst=1))) as world:
-        deliveries = [world.delivery(str(number)) for number in range(3)]
-        outcomes = world.all_of(*deliveries)
-
-        assert isinstance(outcomes[0], Sent)
-        assert [outcome[:2] for outcome in outcomes[1:]] == [("rate_limited", 5.0)] * 2
-        turns = [delivery.envelope.scheduled_at for delivery in deliveries]
-        assert turns[0] is None
-        assert turns[1:] == pytest.approx([world.began + 10, world.began + 20])
 
 
 def test_turn_that_has_come_is_forgotten() -> None:

@@ -353,16 +353,6 @@ def test_failures_must_be_in_a_row(world: World, answer: Answer) -> None:
     assert breaker.pause_reason is None
 
 
-@pytest.mark.parametrize("code", [400, 408, 409, 422, 429])
-def test_other_answers_are_no_outage(world: World, code: int) -> None:
-    """However many messages are refused, the service is there."""
-    breaker = world.breaker()
-    world.passes(OUTAGE_AFTER)
-    note(breaker, status(code, wait=0), 100)
-
-    assert breaker.pause_reason is None
-
-
 # --- Pauses --------------------------------------------------------------------------------------
 
 
@@ -403,34 +393,9 @@ def test_some_faults_of_the_setup_are_never_one_messages(world: World, code: int
     assert breaker.pause_reason is not None
 
 
-def test_same_reason_again_is_the_same_pause(world: World) -> None:
-    """A pause that is told again is counted once."""
-    breaker = world.breaker()
-    note(breaker, status(401), 5)
-
-    assert world.value("pauses_total", reason="credentials_rejected") == 1
-
-
-def test_resumed(world: World, ears: Ears) -> None:
-    """After a pause nothing is shown of it, and the log says that it is over."""
-    breaker = world.breaker()
-    open_breaker(breaker, "misconfigured")
-    close(breaker)
-
-    assert (breaker.pause_reason, world.value("paused", reason="misconfigured")) == (None, 0)
-    assert ears.heard("resumed") == [{"reason": "misconfigured"}]
-
-
 def close(breaker: CircuitBreaker) -> None:
     """Close a breaker, as if another worker had found the service well again."""
     breaker.peer_closed()
-
-
-def test_change_wakes_the_consumer(world: World) -> None:
-    """What changes how much is taken wakes the consumer."""
-    open_breaker(world.breaker(), "outage")
-
-    assert world.changed.is_set()
 
 
 def reason(outcome: Outcome | None) -> str | None:
@@ -524,11 +489,6 @@ async def _both(breaker: CircuitBreaker, held: str, comes: str) -> float | None:
     return await holding
 
 
-def test_lone_probe_is_tried_again(world: World) -> None:
-    """Where there is no other message, the last probe is the next one."""
-    assert fits(waits_of(world, paused(world), 8, "only"), [1, 2, 4, 8, 16, 32, 60, 60])
-
-
 def test_message_that_began_a_pause_is_held(world: World) -> None:
     """The message whose answer began the pause is tried again after a second, if no other is."""
     breaker = paused(world)
@@ -582,21 +542,6 @@ def test_probes_of_an_outage(world: World) -> None:
     assert fits(waits_of(world, down(world), 8), [1, 2, 4, 8, 15, 15, 15, 15])
 
 
-def test_probes_of_a_pause(world: World) -> None:
-    """In a pause for a fault of the set-up the waits double up to a minute."""
-    waits = waits_of(world, paused(world), 9)
-
-    assert fits(waits, [1, 2, 4, 8, 16, 32, 60, 60, 60])
-
-
-def test_first_probe_is_a_second_after_the_pause(world: World) -> None:
-    """A message that comes later in the pause does not wait for a second of its own."""
-    breaker = paused(world)
-    world.passes(5)
-
-    assert world.seconds(admit(breaker)) == 0
-
-
 @pytest.mark.parametrize("before", [status(302), status(429, wait=900)], ids=["302", "429"])
 def test_outage_after_another_pause_is_probed_as_an_outage(world: World, before: Answer) -> None:
     """A pause that turns into an outage is probed at least every 15 s from then on."""
@@ -617,15 +562,6 @@ def test_new_key_ends_the_wait(world: World) -> None:
     world.loop.call_later(3, breaker.renew_key)
 
     assert waits_of(world, breaker, 1) == pytest.approx([3])
-
-
-def test_new_key_ends_the_wait_of_a_held_probe(world: World) -> None:
-    """A changed key ends the wait of the last probe where there is no other message."""
-    breaker = paused(world)
-    waits_of(world, breaker, 8, "only")
-    world.loop.call_later(3, breaker.renew_key)
-
-    assert waits_of(world, breaker, 1, "only") == pytest.approx([3])
 
 
 def test_new_key_while_the_probe_is_under_way(world: World) -> None:
@@ -657,17 +593,6 @@ def test_what_has_failed_waits_while_it_looks_like_an_outage(world: World) -> No
     assert world.run(admit(breaker, "failed", attempts=1)) is None
 
 
-def test_outage_is_seen_without_another_failure(world: World) -> None:
-    """When nothing was accepted for ten seconds after ten failures, nothing more need fail."""
-    breaker = world.breaker()
-    note(breaker, ACCEPTED)
-    note(breaker, FAILED, 10)
-    world.passes(OUTAGE_AFTER)
-    claims(world, breaker, "m")
-
-    assert breaker.pause_reason == "outage"
-
-
 def test_last_try_is_kept_while_others_can_probe(world: World) -> None:
     """A message whose next failure is its end leaves its place to one that has attempts left."""
     breaker = down(world, ONE_TRY)
@@ -676,17 +601,6 @@ def test_last_try_is_kept_while_others_can_probe(world: World) -> None:
 
     assert (wanted, claims(world, breaker, "first")) == (2, True)
     assert not claims(world, breaker, "another last", attempts=1)
-
-
-def test_last_try_is_not_held_for_long(world: World) -> None:
-    """A message that would wait for minutes as the probe is none, and another may be."""
-    breaker = down(world)
-    waits_of(world, breaker, 8)
-    away = world.run(admit(breaker, "last", attempts=5))
-
-    assert away is not None
-    assert away > MAX_HOLD_SECONDS
-    assert (is_probe(breaker, "last"), breaker.probes_wanted) == (False, 1)
 
 
 def test_an_hour_of_failures_costs_a_handful(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -768,16 +682,6 @@ def test_only_an_acceptance_ends_a_row_of_doubts(world: World, between: Answer) 
     assert breaker.pause_reason == "misconfigured"
 
 
-def test_acceptance_ends_a_row_of_doubts(world: World) -> None:
-    """As long as messages are accepted between them, ambiguous answers pause nothing."""
-    breaker = world.breaker()
-    for _ in range(10):
-        note(breaker, NOT_FOUND, 2)
-        note(breaker, ACCEPTED)
-
-    assert breaker.pause_reason is None
-
-
 def test_refusals_that_are_proven_are_no_doubts(world: World) -> None:
     """However many messages are refused on evidence, nothing pauses."""
     breaker = world.breaker()
@@ -788,32 +692,6 @@ def test_refusals_that_are_proven_are_no_doubts(world: World) -> None:
 
     assert [isinstance(outcome, Dead) for outcome in outcomes] == [True] * 5
     assert breaker.pause_reason is None
-
-
-def test_doubts_are_counted_anew(world: World) -> None:
-    """After a pause, and with a new key, it takes three doubts again."""
-    breaker = world.breaker()
-    note(breaker, FORBIDDEN, 3)
-    close(breaker)
-    note(breaker, FORBIDDEN, 2)
-    breaker.renew_key()
-    note(breaker, FORBIDDEN, 2)
-
-    assert breaker.pause_reason is None
-
-
-@pytest.mark.parametrize("ends", ["new key", "refused"])
-def test_doubts_about_a_message_end(world: World, ends: str) -> None:
-    """With a new key, or another answer about it, a message starts anew."""
-    breaker = world.breaker()
-    rule(breaker, FORBIDDEN, "m")
-    if ends == "new key":
-        breaker.renew_key()
-    else:
-        rule(breaker, status(400), "m")
-    note(breaker, ACCEPTED)
-
-    assert reason(rule(breaker, FORBIDDEN, "m")) == "ambiguous"
 
 
 def test_refusal_that_is_proven_says_so(world: World) -> None:
@@ -897,20 +775,6 @@ def test_many_messages_to_a_bad_number_are_no_probes(world: World) -> None:
 
     assert (waited, breaker.probes_wanted) == ([0] * 20, 2)
     assert claims(world, breaker, "good")
-
-
-def test_suspect_that_comes_back_does_not_take_the_place_of_others(world: World) -> None:
-    """A message that has had an ambiguous answer is a probe only if there is no other."""
-    breaker = world.breaker()
-    for key in ("one", "two", "three"):
-        rule(breaker, NOT_FOUND, key)
-        breaker.give_up_probe(key)
-
-    assert claims(world, breaker, "one")
-    assert breaker.probes_wanted == 2
-    assert not claims(world, breaker, "two")
-    assert claims(world, breaker, "good")
-    assert not claims(world, breaker, "three")
 
 
 # --- Limits of one message, and of one sender -----------------------------------------------------
@@ -1118,14 +982,6 @@ def test_limited_message_goes_behind_others(world: World) -> None:
     assert not breaker.retry_after_seconds
 
 
-def test_limited_message_that_is_alone_does_not_wait_for_others(world: World) -> None:
-    """Where nothing else is sent, a message goes as soon as the wait is over."""
-    breaker = world.breaker()
-    rule(breaker, status(429, wait=5), "only")
-
-    assert world.seconds(admit(breaker, "only")) <= 5.5 + 0.1
-
-
 def test_limited_message_does_not_wait_for_others_for_long(world: World) -> None:
     """Others that are answered late hold it up for some seconds at most."""
     breaker = world.breaker()
@@ -1162,15 +1018,6 @@ def test_other_worker_has_singled_it_out(world: World) -> None:
 
     assert reason(outcome) == "singled_out"
     assert not breaker.retry_after_seconds
-
-
-def test_503_of_one_message_is_no_outage(world: World) -> None:
-    """A 503 with a wait that one message gets again, while others are taken, is its own."""
-    breaker = world.breaker()
-    rule(breaker, status(503, wait=5), "bad")
-    note(breaker, ACCEPTED)
-
-    assert reason(rule(breaker, status(503, wait=5), "bad")) == "singled_out"
 
 
 def test_nobody_is_singled_out_in_a_pause(world: World) -> None:
@@ -1228,14 +1075,6 @@ def test_known_refusals_are_the_messages_own(world: World, answer: Answer) -> No
     assert {reason(rule(breaker, answer, fresh())) for _ in range(30)} == {"refused"}
 
 
-def test_unknown_status_without_a_code_is_an_unknown_refusal(world: World) -> None:
-    """Where no code is given the status stands for it."""
-    breaker = world.breaker()
-    note(breaker, status(418), 10)
-
-    assert breaker.pause_reason == "misconfigured"
-
-
 def test_one_message_again_and_again_is_no_row(world: World) -> None:
     """It takes ten messages."""
     breaker = world.breaker()
@@ -1281,16 +1120,6 @@ def test_slow_start_grows_for_those_who_wait(world: World) -> None:
     assert went[-1] < 5
 
 
-def test_slow_start_ends(world: World) -> None:
-    """A while after an outage everything goes at full speed again."""
-    breaker = back(world)
-    world.turns(breaker, 1)
-    world.passes(11)
-    world.turns(breaker, 1)
-
-    assert world.turns(breaker, 500) == [0] * 500
-
-
 @pytest.mark.parametrize("seconds", [0, 5, 60, 3600, 86400 * 30])
 def test_quiet_time_after_an_outage(world: World, seconds: float) -> None:
     """However quiet it is after an outage, the next message has its turn."""
@@ -1298,14 +1127,6 @@ def test_quiet_time_after_an_outage(world: World, seconds: float) -> None:
     world.passes(seconds)
 
     assert world.turns(breaker, 1)[0] <= 1
-
-
-def test_no_slow_start_after_other_pauses(world: World) -> None:
-    """After a repaired set-up the service is as strong as ever."""
-    breaker = paused(world)
-    close(breaker)
-
-    assert world.turns(breaker, 500) == [0] * 500
 
 
 # --- What an answer means for its delivery --------------------------------------------------------
@@ -1397,16 +1218,6 @@ def test_probe_is_not_held_for_ever(world: World) -> None:
     )
 
 
-def test_probe_burns_its_attempt(world: World) -> None:
-    """The probe of an outage pays for what it finds out."""
-    breaker = down(world)
-    world.run(admit(breaker, "probe"))
-    outcome = rule(breaker, FAILED, "probe")
-
-    assert isinstance(outcome, Retried)
-    assert outcome.counted
-
-
 @pytest.mark.parametrize(
     ("worker", "message", "ends"),
     [
@@ -1421,17 +1232,6 @@ def test_parking(world: World, worker: Any, message: Any, ends: type[Outcome]) -
     breaker = world.breaker(SETTINGS.model_copy(update={"on_uncertain": worker}))
 
     assert isinstance(rule(breaker, LOST, "m", on_uncertain=message), ends)
-
-
-def test_acceptance_ends_what_is_known_of_a_message(world: World) -> None:
-    """A message that was accepted between is no suspect: its next doubtful answer is its first."""
-    breaker = world.breaker()
-    rule(breaker, NOT_FOUND, "m")
-    rule(breaker, ACCEPTED, "m")
-
-    assert rule(breaker, NOT_FOUND, "m") == Retried(
-        "ambiguous", 5.0, "the SMS API answered 404", status=404
-    )
 
 
 def test_wait_to_probe_is_measured(world: World) -> None:

@@ -15,7 +15,6 @@ from urllib.parse import parse_qsl
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from pydantic_core import from_json
 
@@ -713,7 +712,6 @@ BODIES = st.binary(max_size=60) | st.builds(
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-@hypothesis_settings(max_examples=60)
 @given(status=st.integers(200, 599), body=BODIES, wait=st.binary(max_size=30))
 def test_no_bytes_are_too_odd(preset: Preset, status: int, body: bytes, wait: bytes) -> None:
     """Whatever a service answers, there is a fate; a code is short, and an id can be a header."""

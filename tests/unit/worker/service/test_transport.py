@@ -325,7 +325,7 @@ def first_then_accept(first: Script, connections: int = 1) -> Script:
     return script
 
 
-# --- The three ways -------------------------------------------------------------------------------
+# --- The two ways ---------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -379,14 +379,7 @@ def proxied(site: Site, *, host: str = "127.0.0.1", **limits: float) -> tuple[Ap
     return httpx_transport(proxy=proxy, **limits), "http://api.test/v1/messages"
 
 
-def swapped(site: Site, *, host: str = "127.0.0.1", **limits: float) -> tuple[ApiTransport, str]:
-    """Post to the site over httpx, as with a transport that is swapped for ours."""
-    return httpx_transport(proxy=None, **limits), f"http://{host}:{site.port}/v1/messages"
-
-
-every_way = pytest.mark.parametrize(
-    "way", [direct, proxied, swapped], ids=["direct", "proxied", "swapped"]
-)
+every_way = pytest.mark.parametrize("way", [direct, proxied], ids=["direct", "proxied"])
 
 
 async def post(transport: ApiTransport, url: str, body: bytes = BODY) -> Reply:
@@ -736,7 +729,7 @@ SLOPPY: dict[str, bytes] = {
     "a name that is none": b"X\xe9(y): a\r\n" + LENGTH + b"\r\n" + YES,
     "a status line in the header": b"HTTP/1.1 500 Oh\r\n" + LENGTH + b"\r\n" + YES,
 }
-PIECES = {"in one piece": 1 << 16, "in pieces": 7, "byte by byte": 1}
+PIECES = {"in one piece": 1 << 16, "byte by byte": 1}
 
 
 @every_way
@@ -806,22 +799,14 @@ ENDLESS: dict[str, Script] = {
 @every_way
 @pytest.mark.parametrize("script", BODIES.values(), ids=BODIES.keys())
 async def test_status_is_the_outcome_whatever_its_body_does(way: Way, script: Script) -> None:
-    """A 202 that was read is the outcome, before any body and after any interim answer."""
-    async with serving(script) as site:
-        transport, url = way(site)
-        async with aclosing(transport):
-            assert await fate_of(transport, url) == 202
+    """A 202 that was read is the outcome, before any body and after any interim answer.
 
-
-@every_way
-@pytest.mark.parametrize("script", BODIES.values(), ids=BODIES.keys())
-async def test_next_request_has_its_own_outcome(way: Way, script: Script) -> None:
-    """Whatever is left of one answer is no part of the next one."""
+    Whatever is left of one answer is no part of the next one.
+    """
     async with serving(first_then_accept(script)) as site:
         transport, url = way(site)
         async with aclosing(transport):
-            await post(transport, url)
-
+            assert await fate_of(transport, url) == 202
             assert await fate_of(transport, url) in {202, Fate.UNCERTAIN}
 
 
@@ -1356,7 +1341,7 @@ async def cancelled_at_any_moment(transport: ApiTransport, url: str) -> None:
 
 
 cancelled_often = pytest.mark.parametrize(
-    ("way", "count"), [(direct, 500), (proxied, 200)], ids=["direct", "proxied"]
+    ("way", "count"), [(direct, 100), (proxied, 50)], ids=["direct", "proxied"]
 )
 
 
@@ -1428,16 +1413,16 @@ def _is_over(turns: Iterator[int]) -> bool:
 
 
 async def test_requests_cancelled_in_the_handshake_leave_nothing() -> None:
-    """After 500 requests cancelled in the handshake further ones work, and no socket is left."""
+    """After many requests cancelled in the handshake further ones work, and no socket is left."""
 
     async def greet(peer: Peer) -> None:
         await peer.more()
         peer.bodies.append(b"hello")
 
-    async with serving(first_then_accept(greet, 500)) as site:
+    async with serving(first_then_accept(greet, 100)) as site:
         sockets = open_sockets()
         transport = new_transport()
-        for done in range(10, 501, 10):
+        for done in range(10, 101, 10):
             marked = functools.partial(_has_marks, site, done, 1)
             await cancelled(transport, site.secure_url, 10, marked)
 
@@ -1460,19 +1445,19 @@ async def test_cancellation_is_not_swallowed(way: Way) -> None:
 
 @every_way
 async def test_failed_requests_leave_nothing(way: Way) -> None:
-    """After 200 requests that failed in many ways further ones work, and no socket is left."""
+    """After many requests that failed in many ways further ones work, and no socket is left."""
     scripts = itertools.cycle([*FAULTS.values(), hang_up, hang_up_hard])
     failures = itertools.count()
 
     async def script(peer: Peer) -> None:
-        await (next(scripts) if next(failures) < 200 else accept_all)(peer)
+        await (next(scripts) if next(failures) < 60 else accept_all)(peer)
 
     async with serving(script) as site:
         sockets = open_sockets()
         transport, url = way(site, timeout_seconds=SHORT_SECONDS * 5)
 
         async def fail_in_turn() -> None:
-            while len(site.peers) < 200:
+            while len(site.peers) < 60:
                 await fate_of(transport, url)
 
         await asyncio.gather(*(fail_in_turn() for _ in range(10)))
@@ -1651,15 +1636,6 @@ async def test_goodbye_in_the_handshake_is_not_sent(script: Script) -> None:
 
 
 @both_kinds
-async def test_cut_answer_over_tls_keeps_its_status(kind: str, certificates: Certificates) -> None:
-    """Over TLS too, a status that was read is the outcome when the body is cut."""
-    cut = answering(HEAD + b'Content-Length: 100\r\n\r\n{"id"', then="close")
-    setup = secure(kind, certificates, server="here", trusted=True, script=cut)
-    async with setup as (transport, site):
-        assert await fate_of(transport, site.secure_url) == 202
-
-
-@both_kinds
 async def test_silence_over_tls_is_uncertain(kind: str, certificates: Certificates) -> None:
     """Over TLS too, a server that reads the request and hangs up is uncertain."""
     setup = secure(kind, certificates, server="here", trusted=True, script=answering(then="close"))
@@ -1671,7 +1647,7 @@ async def test_silence_over_tls_is_uncertain(kind: str, certificates: Certificat
 async def test_requests_cancelled_over_tls_leave_nothing(
     kind: str, certificates: Certificates
 ) -> None:
-    """After 200 requests cancelled here and there over TLS further ones work, none is left."""
+    """After many requests cancelled here and there over TLS further ones work, none is left."""
     sockets = open_sockets()
     setup = secure(kind, certificates, server="here", trusted=True, script=accept_all)
     async with setup as (transport, site):
@@ -1794,13 +1770,6 @@ async def test_tls_fault_of_an_open_connection_may_have_sent_it(
     error = await failing(caused_by(ssl.SSLError("record"), kind), monkeypatch)
 
     assert error.fault == "connection_lost"
-
-
-async def test_other_causes_of_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A refused connection or an unknown host is no TLS fault."""
-    error = await failing(caused_by(ConnectionRefusedError("refused")), monkeypatch)
-
-    assert error.fault == "connect_failed"
 
 
 # --- The tunnel's own faults ----------------------------------------------------------------------
