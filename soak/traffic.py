@@ -25,7 +25,7 @@ from aio_pika.abc import AbstractChannel
 from yarl import URL
 
 from soak.webhook_checker import PROBE, Event
-from tests.unnamed import NO_ID
+from tests.amqp_client import NO_ID
 
 MAX_OPEN: Final = 500
 TICK_SECONDS: Final = 0.1

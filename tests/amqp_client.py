@@ -9,10 +9,25 @@ from typing import Any, Final
 import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
-from tests.unnamed import NO_ID
-
 SECONDS: Final = 30.0
 POLL_SECONDS: Final = 0.05
+
+
+class _Unnamed(str):
+    """An empty id: aiormq makes one up for a message without, and pamqp leaves this one out."""
+
+    __slots__ = ()
+
+    def __bool__(self) -> bool:
+        """Be taken for an id."""
+        return True
+
+    def __str__(self) -> "_Unnamed":
+        """Stay what it is where aio-pika makes a str of it."""
+        return self
+
+
+NO_ID: Final = _Unnamed()
 
 
 class Amqp:

@@ -116,19 +116,6 @@ async def told(*confirms: "asyncio.Future[Confirm]") -> list[Confirm]:
 # Deliveries and acks
 
 
-async def test_deliveries_come_in_order(connection: Connection, queue: str, amqp: Amqp) -> None:
-    bodies = [b"", b"hello", bytes(300_000), *(b"%d" % number for number in range(100))]
-    for number, body in enumerate(bodies):
-        await amqp.publish(queue, body, message_id=str(number), headers={"n": number})
-    async with consuming(connection, queue) as ours:
-        taken = await ours.until(len(bodies))
-
-    assert taken == [
-        Taken(number + 1, False, str(number), {"n": number}, body)
-        for number, body in enumerate(bodies)
-    ]
-
-
 async def test_what_is_acked_is_gone_and_the_rest_comes_again(
     amqp_url: str, queue: str, amqp: Amqp
 ) -> None:
@@ -212,47 +199,6 @@ async def test_what_the_broker_does_not_read_is_told_with_all_that_it_takes(
     assert 20_000_000 < held < unwritten + 4_000_000
 
 
-async def test_publishes_are_confirmed_and_arrive(
-    connection: Connection, queue: str, amqp: Amqp
-) -> None:
-    bodies = [b"", bytes(300_000), *(b"%d" % number for number in range(300))]
-    async with publishing(connection) as (_, ours):
-        confirms = [put(ours, queue, body=body, headers={"n": 1}) for body in bodies]
-        assert ours.unconfirmed == len(bodies)
-        assert await told(*confirms) == ["confirmed"] * len(bodies)
-        assert (ours.unconfirmed, ours.unwritten_bytes) == (0, 0)
-    async with consuming(connection, queue) as read:
-        taken = await read.until(len(bodies))
-
-    assert [delivery.body for delivery in taken] == bodies
-    assert taken[0].headers == {"n": 1}
-    await amqp.channel.queue_delete(queue)
-
-
-async def test_each_is_told_its_own(connection: Connection, queue: str, amqp: Amqp) -> None:
-    full = unique("full")
-    arguments: Any = {"x-max-length": 0, "x-overflow": "reject-publish"}
-    await amqp.channel.declare_queue(full, durable=True, arguments=arguments)
-    keys = [queue, full, f"{queue}.missing"] * 100
-    async with publishing(connection) as (_, ours):
-        confirms = await told(*(put(ours, key) for key in keys))
-    await amqp.delete([full])
-
-    assert confirms == ["confirmed", "nacked", "returned"] * 100
-    await amqp.until_count(queue, 100)
-
-
-async def test_a_message_without_an_id_is_returned_or_confirmed(
-    connection: Connection, queue: str
-) -> None:
-    async with publishing(connection) as (_, ours):
-        for key, outcome in ((f"{queue}.missing", "returned"), (queue, "confirmed")):
-            properties = Properties(delivery_mode=2)
-            confirm = ours.publish(b"", exchange="", routing_key=key, properties=properties)
-            assert await told(confirm) == [outcome]
-            assert properties.message_id is None
-
-
 async def test_looking_for_late_confirms_leaves_no_objects(
     connection: Connection, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,19 +215,6 @@ async def test_looking_for_late_confirms_leaves_no_objects(
 
     # The publisher looks once in a few turns; one object for each look would be more.
     assert more < EVENT_LOOP_TURNS / 20
-
-
-@pytest.mark.parametrize("field", ["routing key", "headers"])
-async def test_what_does_not_fit_is_refused_before_it_is_sent(
-    connection: Connection, queue: str, field: str
-) -> None:
-    async with publishing(connection) as (_, ours):
-        key = "x" * 256 if field == "routing key" else queue
-        headers = {"x": "x" * ours.max_properties_bytes} if field == "headers" else {}
-        with pytest.raises(ValueError, match=r"255 bytes|more bytes than a frame"):
-            _ = put(ours, key, headers=headers)
-
-        assert await told(put(ours, queue)) == ["confirmed"]
 
 
 async def test_the_end_of_a_channel_is_an_error(connection: Connection, queue: str) -> None:

@@ -19,7 +19,7 @@ import aio_pika
 import pamqp.encode
 import pytest
 
-from tests.amqp_client import Amqp
+from tests.amqp_client import NO_ID, Amqp
 from tests.integration.conftest import (
     SECONDS,
     Canaries,
@@ -34,7 +34,6 @@ from tests.integration.conftest import (
     http_stub,
     unique,
 )
-from tests.unnamed import NO_ID
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 HOUR = 3600

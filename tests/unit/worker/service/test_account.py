@@ -347,7 +347,30 @@ def test_slow_down_begins_while_another_waits_for_the_slot(world: World) -> None
     assert [at < LATENCY_SECONDS + 5 for at, _ in world.posts] == [True, False, False]
 
 
+def test_limit_learns_from_the_answers() -> None:
+    """With `worker.concurrency: auto` each answer teaches how many may be in flight."""
+    with closing(World(concurrency="auto")) as world:
+        before = world.capacity.limit
+        world.service.script["m"] = [status(503)]
+        world.one("m")
+
+        assert world.capacity.limit == before // 2
+
+
 # --- Rate limits ----------------------------------------------------------------------------------
+
+
+def test_put_off_to_its_turn() -> None:
+    """Who would wait long for its sender's limit is given a time, and waits on the ladder."""
+    with closing(World(RateLimitSettings(per_sender=0.1, burst=1))) as world:
+        deliveries = [world.delivery(str(number)) for number in range(3)]
+        outcomes = world.all_of(*deliveries)
+
+        assert isinstance(outcomes[0], Sent)
+        assert [outcome[:2] for outcome in outcomes[1:]] == [("rate_limited", 5.0)] * 2
+        turns = [delivery.envelope.scheduled_at for delivery in deliveries]
+        assert turns[0] is None
+        assert turns[1:] == pytest.approx([world.began + 10, world.began + 20])
 
 
 def test_turn_that_has_come_is_forgotten() -> None:
