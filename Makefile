@@ -290,7 +290,7 @@ ROUNDS ?= 5
 ifneq ($(and $(COMPILED),$(filter bench,$(MAKECMDGOALS))),)
 $(error This runs the compiled modules and the plain ones: leave COMPILED out)
 endif
-bench: $(BENCH_STAMP) $(if $(shell command -v $(CC) 2>/dev/null),.compiled/.synced) broker nginx redpanda-connect go-contestants perf-test  ## our programs beside the alternatives, into docs/benchmarks.md (SCENES="http receivers" ROUNDS=5 MILLION=1 MINUTES=10)
+bench: $(BENCH_STAMP) $(if $(shell command -v $(CC) 2>/dev/null),.compiled/.synced) broker nginx redpanda-connect go-contestants perf-test  ## our programs beside the alternatives, into docs/evidence/benchmarks.md (SCENES="http receivers" ROUNDS=5 MILLION=1 MINUTES=10)
 	$(BIN)/python bench/run.py $(or $(SCENES),all) --rounds $(ROUNDS) \
 	    $(if $(MILLION),--million) $(if $(MINUTES),--minutes $(MINUTES))
 

@@ -20,7 +20,7 @@ from bench.rig import Rig
 from bench.rounds import BenchError, Options, Row, Tell
 
 COUNT_SECONDS: Final = 600
-REST: Final = "the stages between, and the event loop"
+REST: Final = "event loop and the rest"
 
 
 def of_a_message(rig: Rig, _options: Options, tell: Tell) -> list[Row]:

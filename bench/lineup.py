@@ -71,8 +71,8 @@ def _redpanda(configuration: str) -> tuple[str, ...]:
 
 # What takes longer than a day.
 _WITHOUT: Final = (
-    "what the API refuses goes back to the queue after a second, without dead letters, a log of "
-    "each delivery, or a word on duplicates; when the broker goes away, it ends"
+    "a refused message returns to the queue after a second; no dead letters, no log of "
+    "deliveries, no deduplication; it ends when the broker goes away"
 )
 # Who runs where only one of ours does: as the image has it, where that could be compiled.
 MAIN: Final = OURS if COMPILED.exists() else PLAIN
@@ -89,21 +89,21 @@ _OUR_WORKER: Final = _COMPILED_WORKER if MAIN == OURS else _PLAIN_WORKER
 WORKERS: Final = (
     Contestant(
         OURS,
-        "`sms-bridge worker` as the image has it, its hot path compiled: every guarantee, a log "
-        "line for each delivery, metrics",
+        "`sms-bridge worker` as in the image, its hot path compiled: every guarantee, a log line "
+        "for each delivery, metrics",
         _COMPILED_WORKER,
         has_metrics=True,
         environ=COMPILED_ENVIRON,
     ),
     Contestant(
         PLAIN,
-        "the same without compiled modules, as any other installation has it",
+        "the same without compiled modules, as `pip` installs it",
         _PLAIN_WORKER,
         has_metrics=True,
     ),
     Contestant(
         BARE,
-        "aio-pika and aiohttp on uvloop, pydantic, two metrics; no retry, no log: "
+        "aio-pika and aiohttp on uvloop, pydantic, two metrics; no retry, no log; "
         "any failure loses the message",
         _script("bare_loop.py"),
     ),
@@ -156,10 +156,10 @@ def _with_preset(preset: Preset, what: str) -> Contestant:
 
 DEFAULT_PRESET: Final[Preset] = "generic"
 SHAPES: Final = (
-    _with_preset(DEFAULT_PRESET, "JSON, Bearer; any 2xx is yes"),
-    _with_preset("telnyx", "JSON, Bearer; any 2xx is yes"),
-    _with_preset("twilio", "a form, Basic; 201 is yes"),
-    _with_preset("vonage-sms", "a form that names the encoding, Basic; the body says yes"),
+    _with_preset(DEFAULT_PRESET, "JSON, Bearer; any 2xx accepts"),
+    _with_preset("telnyx", "JSON, Bearer; any 2xx accepts"),
+    _with_preset("twilio", "a form, Basic; 201 accepts"),
+    _with_preset("vonage-sms", "a form that names the encoding, Basic; the body accepts"),
 )
 UNTRACED: Final = "none"
 
@@ -188,8 +188,7 @@ _PERF_TEST_COMMAND: Final = (
 )
 BROKER_LIMIT: Final = Contestant(
     "RabbitMQ's PerfTest",
-    "consumers in Java that ack each message and POST nothing, 100 unacked each: what the broker "
-    "hands out at most",
+    "consumers in Java that only ack, 100 unacked each: the most that the broker delivers",
     (
         "/bin/sh",
         "-c",
@@ -197,21 +196,19 @@ BROKER_LIMIT: Final = Contestant(
     ),
 )
 
-_WITHOUT_REPEATS: Final = (
-    "without a log of each webhook, or a word on repeats; when the broker goes away, it ends"
-)
+_WITHOUT_REPEATS: Final = "no log of webhooks, no deduplication; it ends when the broker goes away"
 RECEIVERS: Final = (
     Contestant(
         OURS,
-        "`sms-bridge webhook` as the image has it, its hot path compiled: every guarantee, a log "
-        "line for each webhook, metrics",
+        "`sms-bridge webhook` as in the image, its hot path compiled: every guarantee, a log line "
+        "for each webhook, metrics",
         (str(COMPILED), "-m", "bridge", "webhook"),
         has_metrics=True,
         environ=COMPILED_ENVIRON,
     ),
     Contestant(
         PLAIN,
-        "the same without compiled modules, as any other installation has it",
+        "the same without compiled modules, as `pip` installs it",
         (sys.executable, "-m", "bridge", "webhook"),
         has_metrics=True,
     ),

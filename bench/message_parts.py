@@ -55,7 +55,7 @@ from tests.breakers import Parts
 MESSAGES: Final = 200
 # As many deliveries as the broker's answers to some acks bring at once.
 AT_ONCE: Final = 10
-ALL: Final = "all of it"
+ALL: Final = "total"
 ANSWER: Final = (
     b"HTTP/1.1 202 Accepted\r\nServer: nginx\r\nDate: Sun, 22 Nov 2026 21:00:00 GMT\r\n"
     b"Content-Type: application/json\r\nContent-Length: 43\r\nConnection: keep-alive\r\n\r\n"
@@ -233,9 +233,9 @@ class Bench:
         chunks = self.deliveries()
         self.end(None)
         self.read(chunks, lambda *delivered: taken.append(delivered))
-        self.end("frames and properties are read")
+        self.end("read frames and properties")
         deliveries = [self.make(*one) for one in taken]
-        self.end("the delivery is made of them")
+        self.end("build the delivery")
         await self._begin_tasks(deliveries)
         await self._settle(deliveries, await self._dispatch(deliveries))
 
@@ -253,7 +253,7 @@ class Bench:
                 dispatcher.start(delivery)
             while dispatcher.count:  # noqa: ASYNC110  an event would be counted too
                 await asyncio.sleep(0)
-        self.end("it is counted, and has its task")
+        self.end("count it and start its task")
 
     async def _dispatch(self, deliveries: list[Delivery]) -> Sent:
         pipeline, account = self.worker._pipeline, self.worker._account
@@ -263,23 +263,23 @@ class Bench:
         for delivery in deliveries:
             delivery.envelope = read_envelope(delivery.properties, delivery.envelope)
             requests.append(reader.read(delivery.body))
-        self.end("the request is read")
+        self.end("read the request")
         pairs = [*zip(requests, deliveries, strict=True)]
         self.end(None)
         encoded = [self.shape.encode(request, delivery.envelope) for request, delivery in pairs]
-        self.end("the POST is written")
+        self.end("write the POST")
         replies = [
             await self.transport.post(one.url, one.headers, one.body, one.common) for one in encoded
         ]
-        self.end("it is posted, and the answer parsed, without the socket")
+        self.end("post it and parse the answer, without the socket")
         answers = [self.shape.judge(reply) for reply in replies]
-        self.end("the answer is judged")
+        self.end("judge the answer")
         account._sender = cast("Sender", _Service(answers[0]))
         self.end(None)
         for request, delivery in pairs:
             await post_when_allowed(account, pipeline._pauses, delivery, request)
             delivery.free_slot()
-        self.end("whether it may go, and what the answer says of the service")
+        self.end("rate limits and circuit breaker")
         return Sent(202, answers[0].provider_id)
 
     async def _settle(self, deliveries: list[Delivery], sent: Sent) -> None:
@@ -289,10 +289,10 @@ class Bench:
             verdict = await identification.identify(delivery)
             accepted = Accepted(1, sent.status, sent.provider_id, 0.0)
             identification.settle(cast("New", verdict).in_flight, accepted, acked=True)
-        self.end("it is identified and settled")
+        self.end("identify and settle")
         for delivery in deliveries:
             settler.ack(delivery, sent)
-        self.end("its end is counted, logged and acked")
+        self.end("count, log and ack")
 
 
 async def main() -> None:

@@ -101,7 +101,7 @@ def share(
             with program.frozen():
                 rig.queues.fill_outbound(messages)
                 before, broker_before = program.usage(), rig.broker_usage()
-            _wait_for_count(api, program, messages, time.monotonic() + _longest(messages))
+            wait_for_count(api, program, messages, time.monotonic() + longest(messages))
             program.settle()
             after, broker_after = program.usage(), rig.broker_usage()
         posts = api.posts(messages)
@@ -122,7 +122,7 @@ def consume(rig: Rig, contestant: Contestant, *, messages: int, processes: int) 
     rig.queues.make_outbound(messages)
     task = Task(amqp_url=rig.broker.url)
     with rig.running(contestant, task, times=processes) as program:
-        deadline = time.monotonic() + _longest(messages)
+        deadline = time.monotonic() + longest(messages)
         first = _wait_until_left(rig, program, round(messages * (1 - WARM_UP)), deadline)
         begun, before, broker_before = time.monotonic(), program.usage(), rig.broker_usage()
         last = _wait_until_left(rig, program, 0, deadline)
@@ -146,7 +146,7 @@ def first_post(rig: Rig, contestant: Contestant) -> float:
         started = time.time()
         task = task_of(rig, api, "http", 1)
         with rig.running(contestant, task, is_scraped=False) as program:
-            _wait_for_count(api, program, 1, time.monotonic() + START_SECONDS)
+            wait_for_count(api, program, 1, time.monotonic() + START_SECONDS)
             program.settle()
         return api.posts(1)[0].at - started
 
@@ -165,10 +165,10 @@ def _follow(
     rig: Rig, api: Api, program: Program, messages: int, warm_up: float
 ) -> tuple[float, float]:
     """Return the messages per CPU second, and per that of the broker, after the warm-up."""
-    deadline = time.monotonic() + _longest(messages)
-    first = _wait_for_count(api, program, round(messages * warm_up), deadline)
+    deadline = time.monotonic() + longest(messages)
+    first = wait_for_count(api, program, round(messages * warm_up), deadline)
     before, broker_before = program.usage(), rig.broker_usage()
-    last = _wait_for_count(api, program, messages, deadline)
+    last = wait_for_count(api, program, messages, deadline)
     after, broker_after = program.usage(), rig.broker_usage()
     return (
         (last - first) / (after.cpu_seconds - before.cpu_seconds),
@@ -176,7 +176,8 @@ def _follow(
     )
 
 
-def _longest(messages: int) -> float:
+def longest(messages: int) -> float:
+    """Return how many seconds the slowest worker may take."""
     return START_SECONDS + messages / SLOWEST_PER_SECOND
 
 
@@ -195,7 +196,8 @@ def _wait_until_left(rig: Rig, program: Program, wanted: int, deadline: float) -
     return count
 
 
-def _wait_for_count(api: Api, program: Program, wanted: int, deadline: float) -> int:
+def wait_for_count(api: Api, program: Program, wanted: int, deadline: float) -> int:
+    """Wait until the API has so many messages; return how many; raises BenchError if it is late."""
     while (count := api.count()) < wanted:
         program.usage()
         if time.monotonic() > deadline:

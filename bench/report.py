@@ -1,4 +1,4 @@
-"""The results for people: tables in a terminal, `docs/benchmarks.md`, plots beside it."""
+"""The results for people: tables in a terminal and in docs/evidence, plots in docs/benchmarks."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from bench.rounds import Results, Row
 mpl.use("svg")
 
 DOCS: Final = Path(__file__).parents[1] / "docs"
-PAGE: Final = DOCS / "benchmarks.md"
+PAGE: Final = DOCS / "evidence" / "benchmarks.md"
 FOLDER: Final = DOCS / "benchmarks"
 RESULTS: Final = FOLDER / "results.json"
 BEGIN: Final = "<!-- written by make bench: begin -->"
@@ -71,27 +71,28 @@ _INSTRUCTIONS: Final = (
     Column("part", lambda row: str(row["name"])),
     Column("plain", _number("plain")),
     Column("compiled", _number("instructions")),
-    Column("of all, compiled", _number("share", ".0%")),
+    Column("share, compiled", _number("share", ".0%")),
 )
 
 TITLES: Final = {
-    "http": "Workers: the API answers at once, 100 in flight",
-    "https": "Workers: the same over HTTPS (TLS 1.3)",
-    "slow-api": "Workers: the API answers after 100 ms, 200 in flight (limit 2,000 per second)",
-    "receivers": "Webhook receivers: 64 connections",
-    "worker-latency": "Workers: from publishing to the API's answer, at parts of their capacity",
-    "receiver-latency": "Receivers: from the request to the answer, at parts of their capacity",
-    "pauses": "Our roles: how long the event loop stands still",
-    "shapes": "Our worker: the shapes of services",
-    "tracing": "Our worker: what spans cost, the three at the same time",
-    "long-queues": "Our worker: the length of the queue",
-    "several-workers": "Our worker: several processes on one queue",
-    "adaptive": "Our worker: `concurrency: auto` on an API that changes",
-    "start-up": "From the start of the process to its first POST",
-    "log-line": "The log line of one delivery",
-    "post": "One POST over our transport, and over httpx's",
-    "instructions": "Where the instructions of one message go, in our worker",
-    "webhook-instructions": "Where the instructions of one webhook go, in our receiver",
+    "http": "Workers: instant API, 100 requests in flight",
+    "https": "Workers: instant API over TLS 1.3",
+    "slow-api": "Workers: API of 100 ms, 200 requests in flight",
+    "receivers": "Receivers: 64 connections",
+    "worker-latency": "Workers: latency from publish to answer",
+    "receiver-latency": "Receivers: latency from request to answer",
+    "pauses": "Pauses of the event loop",
+    "shapes": "Worker: request formats of services",
+    "tracing": "Worker: cost of spans",
+    "long-queues": "Worker: length of the queue",
+    "several-workers": "Worker: several processes on one queue",
+    "adaptive": "Worker: `concurrency: auto` on an API that changes",
+    "start-up": "Start of the process to the first POST",
+    "log-line": "Log line of one delivery",
+    "post": "One POST: the bridge's transport and httpx",
+    "system-calls": "System calls of one message and one webhook",
+    "instructions": "Instructions of one message",
+    "webhook-instructions": "Instructions of one webhook",
 }
 COLUMNS: Final[Mapping[str, Sequence[Column]]] = {
     "http": (_NAME, _CPU, _TO_BARE, _WALL, _MEMORY),
@@ -99,7 +100,7 @@ COLUMNS: Final[Mapping[str, Sequence[Column]]] = {
     "slow-api": (
         _NAME,
         _WALL,
-        Column("of the limit", _number("of_limit", ".0%")),
+        Column("of the limit of 2,000", _number("of_limit", ".0%")),
         _CPU,
         _TO_BARE,
         _MEMORY,
@@ -109,15 +110,15 @@ COLUMNS: Final[Mapping[str, Sequence[Column]]] = {
     "receiver-latency": _LATENCY,
     "pauses": (
         Column("role", lambda row: str(row["name"])),
-        Column("for", _number("minutes", ".1f", " minutes")),
+        Column("measured for", _number("minutes", ".1f", " minutes")),
         Column("at", _number("rate", unit=" per second")),
         Column("longest pause", _number("longest_ms", ".1f", " ms")),
         Column("in it", lambda row: str(row["longest_why"])),
-        Column("most CPU time in one", _number("cpu_ms", ".1f", " ms")),
+        Column("most CPU time in a pause", _number("cpu_ms", ".1f", " ms")),
         Column("in it", lambda row: str(row["cpu_why"])),
-        Column("CPU time of a search for garbage", _number("garbage_ms", ".1f", " ms")),
-        Column("of a part of a scrape", _number("scrape_ms", ".1f", " ms")),
-        Column("of reading the secrets", _number("secrets_ms", ".1f", " ms")),
+        Column("CPU time of a garbage collection", _number("garbage_ms", ".1f", " ms")),
+        Column("of a scrape", _number("scrape_ms", ".1f", " ms")),
+        Column("of reading secrets", _number("secrets_ms", ".1f", " ms")),
     ),
     "shapes": (
         Column("preset", lambda row: f"`{row['name']}`"),
@@ -158,6 +159,11 @@ COLUMNS: Final[Mapping[str, Sequence[Column]]] = {
     "start-up": (_NAME, Column("seconds", _number("seconds", ".2f"))),
     "log-line": (_NAME, Column("CPU time", _number("microseconds", ".1f", " µs"))),
     "post": (_NAME, Column("CPU time", _number("microseconds", ".0f", " µs"))),
+    "system-calls": (
+        Column("role", lambda row: str(row["role"])),
+        _NAME,
+        Column("system calls", _number("calls", ".1f")),
+    ),
     "instructions": _INSTRUCTIONS,
     "webhook-instructions": _INSTRUCTIONS,
 }
@@ -203,14 +209,14 @@ def _page(results: Results, plots: Mapping[str, str]) -> Iterator[str]:
         lines += [[column.show(row) for column in columns] for row in results[scene]["rows"]]
         yield "\n".join("| " + " | ".join(line) + " |" for line in lines)
         if scene in plots:
-            yield f"![{TITLES[scene]}](benchmarks/{plots[scene]})"
+            yield f"![{TITLES[scene]}](../benchmarks/{plots[scene]})"
         yield _describe(results[scene])
     yield from _compiled_and_plain(results)
-    yield "## Who is who"
+    yield "## Contestants"
     yield "\n".join(f"- worker **{one.name}**: {one.what}." for one in WORKERS)
     yield "\n".join(f"- receiver **{one.name}**: {one.what}." for one in RECEIVERS)
-    yield f"- beside several workers **{BROKER_LIMIT.name}**: {BROKER_LIMIT.what}."
-    yield "## On what"
+    yield f"- broker limit **{BROKER_LIMIT.name}**: {BROKER_LIMIT.what}."
+    yield "## Machines and versions"
     versions = {scene: _list(results[scene]["environment"], but=_MOMENT) for scene in shown}
     for text in dict.fromkeys(versions.values()):
         scenes = ", ".join(f"`{scene}`" for scene in shown if versions[scene] == text)
@@ -228,10 +234,10 @@ def _compiled_and_plain(results: Results) -> Iterator[str]:
             rates = f"{rows[PLAIN]['cpu_rate']:,.0f} | {ours['cpu_rate']:,.0f}"
             lines.append(f"| {TITLES[scene]} | {rates} | {ours['to_plain']:.2f} |")
     if lines:
-        heading = "| per CPU second, of the tables above | plain | compiled | compiled to plain |"
+        heading = "| per CPU second | plain | compiled | compiled to plain |"
         yield "\n".join((heading, "| --- | ---: | ---: | ---: |", *lines))
     else:
-        yield "No scene above has run both: see `make compiled`."
+        yield "No scene has run both: see `make compiled`."
 
 
 def _describe(result: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ from bench.api import Api, Certificate, running_api
 from bench.lineup import Contestant, Task, environ_for
 from bench.queues import Queues
 from bench.rounds import BenchError
-from bench.usage import Usage, read_usage
+from bench.usage import Usage, family, read_usage
 from bridge.sandbox.broker import Broker, private_broker
 from bridge.sandbox.processes import Child, Guard, free_ports, guarded
 
@@ -99,6 +99,10 @@ class Program:
     def pid(self) -> int:
         """The id of the first process."""
         return self._children[0].pid
+
+    def family(self) -> list[int]:
+        """List its processes, and all that they have started."""
+        return [pid for child in self._children for pid in family(child.pid)]
 
     def usage(self) -> Usage:
         """Read what all processes have used; raises BenchError when one has ended."""

@@ -51,6 +51,7 @@ from bench.rounds import (
     rotated,
     tell_run,
 )
+from bench.system_calls import system_calls
 
 LATE_IN_FLIGHT: Final = 200
 PROCESSES: Final = (1, 2, 4, 8)
@@ -183,6 +184,7 @@ SCENES: Final[dict[str, Callable[[Rig, Options, Tell], list[Row]]]] = {
     "start-up": start_up,
     "log-line": log_line,
     "post": post,
+    "system-calls": system_calls,
     "instructions": instructions.of_a_message,
     "webhook-instructions": instructions.of_a_webhook,
 }

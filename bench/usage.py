@@ -25,10 +25,10 @@ class Usage:
 
 def read_usage(pids: Iterable[int]) -> Usage:
     """Add up processes and all that they started; what has ended adds nothing."""
-    family = [member for pid in pids for member in _family(pid)]
+    members = [member for pid in pids for member in family(pid)]
     return Usage(
-        cpu_seconds=sum(_own_seconds(pid) + _seconds_of_ended(pid) for pid in family),
-        peak_mib=sum(_peak_kib(pid) for pid in family) / 1024,
+        cpu_seconds=sum(_own_seconds(pid) + _seconds_of_ended(pid) for pid in members),
+        peak_mib=sum(_peak_kib(pid) for pid in members) / 1024,
     )
 
 
@@ -40,9 +40,10 @@ def read_run_delay(pid: int) -> float:
     return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
 
 
-def _family(pid: int) -> list[int]:
+def family(pid: int) -> list[int]:
+    """Return a process and all that it has started."""
     text = _read(f"/proc/{pid}/task/{pid}/children")
-    return [pid, *(member for child in text.split() for member in _family(int(child)))]
+    return [pid, *(member for child in text.split() for member in family(int(child)))]
 
 
 def _own_seconds(pid: int) -> float:

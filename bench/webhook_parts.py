@@ -165,32 +165,32 @@ class Bench:
         for _ in range(MESSAGES):
             parser.feed(memoryview(self._request))
             requests.append(parser.requests.popleft())
-        counted.end("the request is parsed, and judged by its header")
+        counted.end("parse the request and check its header")
         webhooks = [receiver.recorder.begin(one, self.endpoint) for one in requests]
-        counted.end("it is begun")
+        counted.end("begin")
         verified = [receiver._verify(webhook) for webhook in webhooks]
-        counted.end("its signature is verified")
+        counted.end("verify the signature")
         for webhook, one in zip(webhooks, verified, strict=True):
             webhook.events = receiver._read(webhook, one)
-        counted.end("the event is named")
+        counted.end("name the event")
         self._end(webhooks)
         self._publish(webhooks)
         response = Response(200)
         for _ in range(MESSAGES):
             render(response, _DATE, keep_alive=True)
-        counted.end("the response is written")
+        counted.end("write the response")
 
     def _end(self, webhooks: list[Webhook]) -> None:
         self.counted.end(None)
         for webhook in webhooks:
             self.receiver._accepted(webhook, is_new=True)
-        self.counted.end("its end is counted and logged")
+        self.counted.end("count and log")
 
     def _publish(self, webhooks: list[Webhook]) -> None:
         self.counted.end(None)
         for webhook in webhooks:
             self.receiver._publish_at_once(webhook)
-        self.counted.end("it is published")
+        self.counted.end("publish")
 
 
 def _bridge_metrics(exchange: str) -> BridgeMetrics:

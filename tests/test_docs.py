@@ -166,13 +166,13 @@ FIGURE = re.compile(r"(?<![\d,.])\d[\d,]*\d\b")
 NO_RESULTS = {"32"}
 
 
-@pytest.mark.parametrize("page", ["comparison", "scaling"])
+@pytest.mark.parametrize("page", ["benchmarks", "comparison", "scaling"])
 def test_figures_are_those_of_the_benchmarks(page: str) -> None:
     measured_part, _, _ = (
         (ROOT / f"docs/{page}.md").read_text(encoding="utf-8").partition("\n## On paper\n")
     )
     figures = set(FIGURE.findall(measured_part))
-    measured = set(FIGURE.findall((ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")))
+    measured = set(FIGURE.findall((ROOT / "docs/evidence/benchmarks.md").read_text("utf-8")))
 
     assert len(figures) > 5
     assert figures - NO_RESULTS <= measured

@@ -5,9 +5,9 @@ reason="outage")`. Of an exception, only the type and the traceback locations ar
 text, which may quote a value. `log_setup` chooses the output and reduces the records of libraries.
 
 Why not `logging`: a line takes a third of the CPU time that `logging` takes with a JSON formatter
-(`make bench SCENES=log-line`, docs/benchmarks.md). To return to `logging` or structlog, let the
-methods of `Log` call it with the event and the facts. Records of libraries must still pass through
-`log_setup`, which keeps personal data out.
+(`make bench SCENES=log-line`, docs/evidence/benchmarks.md). To return to `logging` or structlog,
+let the methods of `Log` call it with the event and the facts. Records of libraries must still pass
+through `log_setup`, which keeps personal data out.
 """
 
 import asyncio

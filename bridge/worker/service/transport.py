@@ -11,7 +11,7 @@ that it refuses is parsed again by `LenientReader`, and its connection is not us
 Why not httpx: a cancelled request can block a slot of httpx's pool for ever (httpcore issue 1093),
 so httpx's transport is safe only with a new connection for each request. Each request also costs
 fifty times the CPU time, even with kept connections: `make bench SCENES=post` measures it, and
-docs/benchmarks.md has the figures. The tests of this promise run with both transports.
+docs/evidence/benchmarks.md has the figures. The tests of this promise run with both transports.
 """
 
 import asyncio
