@@ -40,7 +40,7 @@ endif
 .DEFAULT_GOAL := help
 .PHONY: help env compiled broker rabbitmq-4 prometheus amqp-tools browser demo collect test test-failed test-thorough test-fast test-compiled test-rabbitmq-4 \
     examples upgrade-check soak simulate forgeries mutants pictures nginx redpanda-connect go-contestants perf-test otel-collector \
-    bench bench-guard bench-profile chart chart-cluster chart-files provider-pages reference-pages docs image release-image \
+    bench bench-guard bench-profile chart chart-cluster chart-files provider-pages reference-pages wheel docs image release-image \
     lint-image image-proof check pre-commit format clean
 
 help:  ## list the targets
@@ -321,6 +321,9 @@ provider-pages: $(DEV_STAMP)  ## write what docs/providers says of the presets' 
 
 reference-pages: $(DEV_STAMP)  ## write the tables of metrics, log events, settings, commands and error codes in docs
 	$(BIN)/python -m tests.reference_pages
+
+wheel: $(STAMP)  ## build dist/sms_bridge-*.whl, for pipx and uvx
+	$(UV) build --wheel
 
 docs: $(DEV_STAMP)  ## build the documents as a site, build/docs; a link to nowhere ends it
 	$(BIN)/python docs/site.py build/docs

@@ -56,11 +56,11 @@ NOT_HERE = {
 }
 # Pages whose commands have a test that knows what they lead to.
 ELSEWHERE = {
-    "README.md": "tests/integration/test_readme.py",
     "docs/configuration.md": "tests/integration/test_readme.py",
-    "docs/first-message.md": "tests/integration/test_readme.py",
+    "docs/quick-start.md": "tests/integration/test_readme.py",
     "docs/providers/plain-text.md": "tests/providers/test_own_service.py",
     "docs/providers/your-own-service.md": "tests/providers/test_own_service.py",
+    "docs/twilio.md": "tests/integration/test_readme.py",
 }
 PROGRAMS = {"curl", "rabbitmqctl", "sed", "sms-bridge"}
 FUNCTION = re.compile(r"(\w+)\(\) \{.*\}")

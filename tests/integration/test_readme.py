@@ -1,6 +1,6 @@
-"""The commands of README.md and of the pages behind it, run as they stand there.
+"""The commands of the quick start, run as the page has them, except for their ports.
 
-Only their ports are others, so that several runs can go on at once.
+Free ports let several runs go on at once.
 """
 
 import json
@@ -19,9 +19,29 @@ from tests.integration.conftest import Canaries, Service, eventually, make_envir
 from tests.terminal import typing
 
 ROOT = Path(__file__).parents[2]
-# In a file of its own, for curl's meter ends no line.
-ERRORS_APART = "exec 2>>errors.log\n"
 VHOST = "readme"
+SET_UP = "make env\n. .venv/bin/activate\n"
+LOCAL_BROKER = "amqp://guest:guest@localhost:5672/"
+REHEARSE = """
+export SMS_BRIDGE_CONFIG=config.yaml SMS_BRIDGE_SMS_API__BASE_URL=http://localhost:8025
+sms-bridge sandbox --preset twilio --key any-token --webhook-secret any-token \
+  --webhook-url http://localhost:8080/webhooks/twilio > sandbox.log 2>&1 &
+sms-bridge all > bridge.log 2>&1 &
+curl -sf --retry 60 --retry-connrefused --retry-delay 1 -o /dev/null localhost:9090/readyz
+sms-bridge listen --count 2 > events.json 2> listen.log &
+until [ -s listen.log ]; do sleep 0.2; done
+SEND
+order() { curl -sSf -H 'Content-Type: application/json' -d "$2" localhost:8025/sandbox/$1; }
+order replies '{"from": "+491713920001", "text": "Yes"}'
+order receipts '{"to": "+491713920001", "delivery": "delivered"}'
+wait $!
+echo
+cat events.json
+"""
+SEND = """\
+curl -sf --retry 30 --retry-connrefused --retry-delay 1 -o /dev/null localhost:9090/readyz
+sms-bridge send --to +491713920001 --from Acme --text Hi --wait
+"""
 
 
 def _blocks(page: str, language: str = "sh") -> list[str]:
@@ -58,41 +78,69 @@ def _on_free_ports(script: str, environ: dict[str, str]) -> tuple[str, dict[str,
     return f"set -e\n{script}", environ | ports
 
 
-async def test_the_first_message_goes_out_and_events_come_in(
-    broker: Broker, guard: Guard, folder: Path
-) -> None:
-    """Who copies the page's commands in turn sends, answers, and sees a retry.
-
-    The retry comes after five seconds.
-    """
-    blocks = _blocks("docs/first-message.md")
-    script = "".join(blocks)
-    assert [script.count(start) for start in ("sms-bridge all ", "sms-bridge listen ")] == [1, 1]
-    environ = make_environ({"rabbitmq.url": broker.url + VHOST})
-    script = script.replace("/tmp/", f"{folder}/")
-    script, environ = _on_free_ports(ERRORS_APART + script, environ)
-    (folder / "commands.sh").write_text(f"{script}\necho all commands done\nwait\n")
+async def _follow(script: str, *, environ: dict[str, str], folder: Path, guard: Guard) -> list[str]:
+    """Run a script of commands to its end, and return the lines that it prints."""
+    (folder / "commands.sh").write_text(f"{script}\necho all commands done\n", encoding="utf-8")
     child = Child(["bash", "commands.sh"], guard=guard, log=folder / "run.log", environ=environ)
 
-    def shown(start: str) -> list[str]:
-        lines = child.log.read_text(encoding="utf-8", errors="replace").splitlines()
-        return [line for line in lines if line.startswith(start)]
+    def shown() -> list[str]:
+        return child.log.read_text(encoding="utf-8", errors="replace").splitlines()
 
-    async def is_done() -> list[str] | None:
-        assert child.exit_code is None, child.tail(40)
-        events = shown('{"routing_key"')
-        return events if len(events) == 2 and shown("all commands done") else None
+    async def is_done() -> bool:
+        assert child.exit_code in {None, 0}, child.tail(40)
+        return "all commands done" in shown()
 
     try:
-        events = await eventually(is_done, what="two events and the end", seconds=120)
-        outcomes = [json.loads(line) for line in shown('{"message_id"')]
-        answers = shown('{"answers"')
+        await eventually(is_done, what="the end of the commands", seconds=240)
+        return shown()
     finally:
         child.kill()
 
+
+def _beginning(start: str, lines: list[str]) -> list[str]:
+    return [line for line in lines if line.startswith(start)]
+
+
+async def test_the_quick_start_can_be_followed(broker: Broker, guard: Guard, folder: Path) -> None:
+    """The blocks up to `init` send a message, receive a reply, and show a retry.
+
+    The retry comes after five seconds.
+    """
+    send_and_receive, make_it_fail, *_ = _blocks("docs/quick-start.md")
+    script = (send_and_receive + make_it_fail).replace(LOCAL_BROKER, broker.url + VHOST)
+    script, environ = _on_free_ports(script, make_environ({}))
+    lines = await _follow(script, environ=environ, folder=folder, guard=guard)
+    outcomes = [json.loads(line) for line in _beginning('{"message_id"', lines)]
+    events = [json.loads(line) for line in _beginning('{"routing_key"', lines)]
+
     assert [(one["outcome"], one["attempts"]) for one in outcomes] == [("sent", 1), ("sent", 2)]
-    assert [answer.startswith('{"answers":[200]}') for answer in answers] == [True]
-    assert [json.loads(event)["body"]["data"]["text"] for event in events] == ["Yes", "Stop"]
+    assert _beginning('{"answers"', lines) == ['{"answers":[200]}']
+    assert [event["body"]["data"]["text"] for event in events] == ["Yes"]
+
+
+async def test_the_twilio_tutorial_can_be_rehearsed(
+    broker: Broker, guard: Guard, folder: Path
+) -> None:
+    """The tutorial's configuration sends, and receives a reply and a receipt, from the sandbox."""
+    (config,) = _blocks("docs/twilio.md", "yaml")
+    (send,) = re.findall(r"^sms-bridge send .*$", "".join(_blocks("docs/twilio.md")), re.MULTILINE)
+    assert config.count("https://sms.example.com") == 2
+    config = config.replace("https://sms.example.com", "http://localhost:8080")
+    config = config.replace("/run/secrets", str(folder)).replace(
+        "amqp://localhost:5672/", broker.url + VHOST
+    )
+    (folder / "twilio-auth-token").write_text("any-token", encoding="ascii")
+    script = f"{SET_UP}cat > config.yaml <<'END'\n{config}END\n{REHEARSE}"
+    script = script.replace("SEND", send.replace("TO", "+491713920001").replace("FROM", "Acme"))
+    script, environ = _on_free_ports(script, make_environ({}))
+    lines = await _follow(script, environ=environ, folder=folder, guard=guard)
+    (outcome,) = (json.loads(line) for line in _beginning('{"message_id"', lines))
+    reply, receipt = (json.loads(line)["body"] for line in _beginning('{"routing_key"', lines))
+
+    assert outcome["outcome"] == "sent"
+    assert (reply["type"], reply["data"]["text"]) == ("message.received", "Yes")
+    assert receipt["type"] == "receipt.delivered"
+    assert receipt["data"]["provider_id"] == outcome["provider_id"]
 
 
 def _names_in(folder: Path) -> set[str]:
@@ -102,11 +150,12 @@ def _names_in(folder: Path) -> set[str]:
 async def test_a_configuration_is_made_and_a_message_sent(
     broker: Broker, folder: Path, service: Service, canaries: Canaries
 ) -> None:
-    """Who copies the commands below "Run it", and answers, has a bridge that sends."""
-    (_, run_it) = _blocks("README.md")
-    assert run_it.count("sms-bridge all &") == 1
-    script, environ = _on_free_ports(run_it, make_environ({}) | {"COLUMNS": "200"})
-    (folder / "commands.sh").write_text(f"{script}\nkill %1\nwait %1\n")
+    """The answers to `init` in the quick start make a bridge that sends."""
+    (block,) = (one for one in _blocks("docs/quick-start.md") if "sms-bridge init" in one)
+    assert block.splitlines()[-1] == "sms-bridge all"
+    script = f"{SET_UP}{block.rstrip()} &\n{SEND}kill %1\nwait %1\n"
+    script, environ = _on_free_ports(script, make_environ({}) | {"COLUMNS": "200"})
+    (folder / "commands.sh").write_text(script)
     before = _names_in(folder)
     with typing(["/bin/bash", "commands.sh"], folder=folder, environ=environ) as person:
         person.type("host or kubernetes [host]: ", "\n")
