@@ -42,7 +42,6 @@ VHOST = "VHOST"
 
 # Programs that are not here, or take too long.
 ABSENT = {
-    "cosign": "needs a registry; what is signed is in tests/image/test_release.py",
     "docker": "is not here; `make image-proof` follows the recipe without it",
     "helm": "installs into a cluster: `make chart-cluster`",
     "kubectl": "asks a cluster: `make chart-cluster`; what it runs in a pod is run here",
