@@ -124,7 +124,6 @@ class Secrets:
         self._watched.append(_WatchedSecret(label, credential, on_change))
 
     async def follow(self) -> NoReturn:
-        """Read all secrets every REREAD_SECONDS."""
         while True:
             self.reread()
             await asyncio.sleep(REREAD_SECONDS)

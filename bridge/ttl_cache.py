@@ -122,7 +122,6 @@ class ExpiringMap(Generic[_Key, _Value]):
         self._places: dict[_Key, int | deque[int]] = {}
 
     def __contains__(self, key: _Key) -> bool:
-        """Whether a key has a value."""
         return self._find(key) is not None
 
     def live_keys(self) -> list[_Key]:

@@ -275,7 +275,6 @@ async def read_worker(settings: Settings) -> WorkerFacts | None:
 
 
 def explain_pause(pause: PauseFacts) -> tuple[str, str]:
-    """Return the cause of a pause, and the remedy."""
     if pause.reason != "broker_blocked":
         unknown = ("a later version of the bridge has this reason", "look at the worker's log")
         return _MEANINGS.get(pause.reason, unknown)

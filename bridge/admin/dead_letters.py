@@ -202,7 +202,6 @@ class LetterFilter:
 
     @property
     def selects_all(self) -> bool:
-        """Whether every letter is selected."""
         return self == LetterFilter()
 
     def selects(self, letter: DeadLetter, *, now: float) -> bool:
@@ -318,7 +317,6 @@ class Look(_LetterAction):
         return min(left, MAX_ROUND) if self._selection.selects_all or not left else MAX_ROUND
 
     async def act(self, _: MessageMover, messages: Sequence[TakenMessage], /) -> Replaced:
-        """Read the selected letters."""
         for message in messages:
             letter = DeadLetter(message)
             if self.shown < self._limit and self._selection.selects(letter, now=time.time()):
@@ -364,7 +362,6 @@ class Discard(_Removal):
     file: NewLinesFile
 
     async def act(self, _: MessageMover, messages: Sequence[TakenMessage], /) -> Replaced:
-        """Write the selected letters to the disk."""
         letters = self._choose(messages)
         if letters:
             self.file.write(letter.record() for letter in letters)

@@ -48,7 +48,6 @@ class Waiting:
 
     @property
     def total(self) -> int:
-        """The number of messages in all queues."""
         return sum(self.ready.values())
 
 
@@ -183,7 +182,6 @@ class Drain(Action):
         )
 
     def next_round(self) -> int:
-        """Return the size of a round."""
         done = self._mover.moved.total()
         return MAX_ROUND if self._limit is None else min(MAX_ROUND, self._limit - done)
 
@@ -204,7 +202,6 @@ class Drain(Action):
         return stored
 
     async def _announce(self) -> None:
-        """Publish the outcomes of a round."""
         drained, self._drained = self._drained, []
         self.maybe_sent += sum(one.may_have_been_sent for one in drained)
         at = time.time()

@@ -145,7 +145,6 @@ class Management:
         return name if isinstance(name, str) else None
 
     async def exists(self, exchange: str) -> bool:
-        """Whether an exchange exists."""
         return await self.read("exchanges", self.vhost, exchange) is not None
 
     async def missing_bindings(self, topology: Topology) -> list[Difference]:

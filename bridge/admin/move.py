@@ -127,7 +127,6 @@ class _Inbox:
         self._arrived.put_nowait(TakenMessage(tag, redelivered, properties, body))
 
     def wake(self, _: object) -> None:
-        """Make `get` return None."""
         self._arrived.put_nowait(None)
 
     async def get(self) -> TakenMessage | None:

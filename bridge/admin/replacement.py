@@ -123,7 +123,6 @@ class CopyPublisher:
 
 
 def new_publisher(settings: Settings) -> Publisher:
-    """Make the publisher of one command."""
     # The publisher requires metrics, which nothing reads here.
     exchanges = ("default", settings.webhook.exchange)
     metrics = BridgeMetrics(

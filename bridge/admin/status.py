@@ -183,7 +183,6 @@ class Status(BaseModel, frozen=True):
 
     @property
     def workers(self) -> list[tuple[ProcessReport, WorkerReport]]:
-        """The workers that answer."""
         return [(one, one.worker) for one in self.processes if one.worker is not None]
 
 
@@ -224,7 +223,6 @@ class Reading(NamedTuple):
         return sum(values)
 
     def count(self, name: str, **labels: str) -> int:
-        """Return `total` as a whole number."""
         return int(self.total(name, **labels))
 
     def moment(self, name: str) -> str | None:

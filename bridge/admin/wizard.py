@@ -389,7 +389,6 @@ def _write(path: Path, text: str, mode: int, written: list[Path]) -> None:
 
 
 def already_there(path: Path) -> ConfigError:
-    """Return the error for a file that exists."""
     return ConfigError(
         f"{path}: exists and is left as it is; --force replaces config.yaml or values.yaml, "
         "--output names another file"

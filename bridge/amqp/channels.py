@@ -86,7 +86,6 @@ async def close_channel(channel: Channel) -> None:
 
 
 def close_soon(channel: Channel) -> None:
-    """Close a channel in the background."""
     closing = asyncio.ensure_future(channel.close())
     _closing.add(closing)
     closing.add_done_callback(_let_go)

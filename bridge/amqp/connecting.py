@@ -314,7 +314,6 @@ def _new_connection(settings: RabbitMQSettings, url: SecretStr, name: str) -> Co
 
 
 def host_of(url: SecretStr) -> str:
-    """Return the host and port of a broker's URL."""
     parsed = URL(url.get_secret_value())
     return f"{parsed.host}:{_port_of(parsed)}"
 

@@ -298,7 +298,6 @@ def _short_string(payload: bytes, at: int) -> str:
 
 
 def ack_frame(channel: int, delivery_tag: int) -> bytes:
-    """Encode the ack of one delivery."""
     return _ACK_FRAME.pack(METHOD, channel, _ACK_BYTES, _ACK, delivery_tag, 0, FRAME_END)
 
 

@@ -57,7 +57,6 @@ class Link:
 
     @property
     def is_up(self) -> bool:
-        """Whether the connection is open."""
         return self._connection is not None and self._connection.connected.is_set()
 
     @property

@@ -58,7 +58,6 @@ class Publication:
 
     @property
     def is_stored(self) -> bool:
-        """Whether the broker has confirmed it."""
         return self._confirm.done() and self._confirm.result() == "confirmed"
 
     @property

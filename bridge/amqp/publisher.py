@@ -273,7 +273,6 @@ class Publisher:
 
     @property
     def unconfirmed(self) -> int:
-        """Number of unconfirmed messages."""
         open_channels = (one.channel for one in (self._main, self._optional) if one is not None)
         return sum(channel.unconfirmed for channel in open_channels if channel is not None)
 

@@ -210,7 +210,6 @@ class Wire(TransportFactory):
 
     @property
     def is_reading(self) -> bool:
-        """Whether reading from the connection is on."""
         return self._is_reading
 
     def set_reading(self, *, enabled: bool) -> None:

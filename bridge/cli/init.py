@@ -207,7 +207,6 @@ class Interview:
         self._secrets = secrets
 
     def write(self) -> Path:
-        """Write the secrets and the configuration, and return the path of the latter."""
         from bridge.admin.wizard import write_document, write_files
 
         path = self._path()

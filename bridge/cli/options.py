@@ -58,7 +58,6 @@ def read_settings(context: typer.Context, config: Path | None) -> "Settings":
 
 
 def roles_of(role: RoleName | None) -> "list[Role]":
-    """List the roles that an option selects."""
     return ["worker", "webhook"] if role is None else [role.value]
 
 

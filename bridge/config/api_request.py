@@ -234,7 +234,6 @@ class RequestSettings(ServiceSection):
 
     @property
     def placeholders(self) -> frozenset[Placeholder]:
-        """The placeholders that occur in the fields."""
         return frozenset(slot.name for value in self.fields.values() for slot in slots_of(value))
 
     @field_validator("fields")
@@ -256,7 +255,6 @@ class RequestSettings(ServiceSection):
 
 
 def may_be_named(header: object) -> bool:
-    """Whether a setting may name this header."""
     return (
         isinstance(header, str)
         and HEADER_NAME.fullmatch(header) is not None

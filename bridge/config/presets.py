@@ -98,7 +98,6 @@ def needed_settings(name: Preset) -> Mapping[str, str]:
 
 
 def webhook_secret(name: Preset) -> str:
-    """Return the service's name for the secret of its webhooks."""
     words: str = _read(name)["webhook_secret"]
     return words
 

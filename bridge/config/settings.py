@@ -127,7 +127,6 @@ class WorkerSettings(Section):
 
     @property
     def most_in_flight(self) -> int:
-        """Maximum number of requests in flight."""
         return self.max_concurrency if self.concurrency == "auto" else self.concurrency
 
     @model_validator(mode="after")

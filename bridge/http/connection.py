@@ -281,7 +281,6 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._linger()
 
     def _start_clock(self) -> None:
-        """Set the deadline for the client's next step."""
         limits, phase = self._service.limits, self._parser.phase
         seconds = limits.idle_timeout_seconds
         if not self._is_clogged:

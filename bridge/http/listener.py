@@ -76,7 +76,6 @@ class Listener:
 
     @property
     def is_accepting(self) -> bool:
-        """Whether new connections are accepted."""
         return self._is_started and not self._stopping.is_set()
 
     async def run(self) -> None:

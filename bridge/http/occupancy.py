@@ -83,7 +83,6 @@ class Occupancy(Generic[OccupantT]):
         return next(iter(self.trusted), None)
 
     def forget(self, connection: OccupantT) -> None:
-        """Note that a connection has ended."""
         self.connections.discard(connection)
         self.check_end()
 

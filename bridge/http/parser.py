@@ -208,7 +208,6 @@ class RequestParser:
             raise _RefusedError(problem(503, "too many requests at once", Retry_After="1"))
 
     def on_url(self, url: bytes) -> None:
-        """Append a piece of the target."""
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -301,12 +300,10 @@ class RequestParser:
         return sum(name == wanted for name, _ in self._headers)
 
     def on_chunk_header(self) -> None:
-        """Note where the chunk begins."""
         self._chunk_start = len(self._body)
         self._has_new_chunk = True
 
     def on_chunk_complete(self) -> None:
-        """Note that the chunk has ended."""
         self._chunk_start = None
         self._chunk_line = b""
 
@@ -318,7 +315,6 @@ class RequestParser:
             raise _RefusedError(self._body_too_large())
 
     def on_message_complete(self) -> None:
-        """Queue the complete request."""
         parser = self._parser
         if parser.should_upgrade():
             return

@@ -93,7 +93,6 @@ class SandboxApi:
         self._waiting = 0
 
     def routes(self) -> list[Route]:
-        """List all endpoints."""
         return [
             Route(self._service.path, self.receive_message, methods=["POST"]),
             Route("/", self.show_index),
@@ -213,7 +212,6 @@ class SandboxApi:
             self._waiting -= 1
 
     async def forget_messages(self, _request: Request) -> Response:
-        """Forget the accepted messages."""
         self._store.forget_messages()
         return Response(status_code=204)
 
@@ -226,7 +224,6 @@ class SandboxApi:
         return JSONResponse({"requests": [one.as_json() for one in self._store.requests]})
 
     async def forget_requests(self, _request: Request) -> Response:
-        """Forget the POSTs to the service."""
         self._store.forget_requests()
         return Response(status_code=204)
 
@@ -247,7 +244,6 @@ class SandboxApi:
         return fault.model_dump() | {"status": status}
 
     async def set_faults(self, request: Request) -> Response:
-        """Replace all faults."""
         self._store.set_faults(self._check(validate(Faults, await request.body()).root))
         return await self.list_faults(request)
 
@@ -268,19 +264,16 @@ class SandboxApi:
         return faults
 
     async def forget_faults(self, _request: Request) -> Response:
-        """End all faults."""
         self._store.set_faults([])
         return Response(status_code=204)
 
     async def send_reply(self, request: Request) -> Response:
-        """Send the webhook of a reply from a phone."""
         reply = validate(PhoneReply, await request.body())
         content = write_reply(self._service.preset, reply.sender, reply.text)
         webhook = SentWebhook("reply", cut_body(content.body), reply.sender, reply.text)
         return await self._send_webhook(request, content, reply, webhook)
 
     async def send_receipt(self, request: Request) -> Response:
-        """Send the delivery receipt of an accepted message."""
         order = validate(ReceiptOrder, await request.body())
         message = self._store.newest(order.id, order.to)
         if message is None:

@@ -68,7 +68,6 @@ class Epmd:
             raise BrokerError(f"epmd did not start; the end of its log:\n{child.tail()}")
 
     def close(self) -> None:
-        """End it at once."""
         if self._child is not None:
             self._child.kill()
 
@@ -340,7 +339,6 @@ def _count_modules(folder: Path) -> int:
 
 
 def answers_amqp(url: str) -> bool:
-    """Whether an AMQP 0-9-1 broker answers at a URL."""
     try:
         broker = URL(url)
         is_tls = broker.scheme == "amqps"

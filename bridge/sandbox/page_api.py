@@ -90,11 +90,9 @@ class PageApi:
         ]
 
     def show(self) -> Response:
-        """Return the page itself."""
         return self._file("index.html")
 
     async def show_file(self, request: Request) -> Response:
-        """Return one of the page's files."""
         return self._file(request.path_params["name"])
 
     def _file(self, name: str) -> Response:

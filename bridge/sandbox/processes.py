@@ -41,7 +41,6 @@ class Guard:
         )
 
     def add(self, group: int) -> None:
-        """Guard a process group."""
         self._groups.add(group)
         self._tell()
 
@@ -133,7 +132,6 @@ class Child:
         self.kill()
 
     def kill(self) -> None:
-        """Kill the process and its children."""
         if self._is_ended:
             return  # The id may belong to another process by now.
         self.signal_group(signal.SIGKILL)
@@ -142,7 +140,6 @@ class Child:
         self._is_ended = True
 
     def tail(self, lines: int = 15) -> str:
-        """Return the last lines of its output."""
         text = self.log.read_text(encoding="utf-8", errors="replace")
         return "\n".join(text.splitlines()[-lines:])
 

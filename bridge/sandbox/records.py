@@ -40,7 +40,6 @@ class AcceptedMessage:
         return (self.to, self.sender, self.text)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the message as `GET /sandbox/messages` shows it."""
         return {
             "id": self.id,
             "to": self.to,
@@ -88,7 +87,6 @@ class ReceivedRequest:
     number: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        """Return the request as `GET /sandbox/requests` and the page show it."""
         took = None if self.ended_at is None else round(self.ended_at - self.received_at, 3)
         return {
             "to": self.to,
@@ -122,7 +120,6 @@ class SentWebhook:
     number: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        """Return the webhook as the page shows it."""
         return asdict(self) | {"sent_at": format_time(self.sent_at)}
 
 

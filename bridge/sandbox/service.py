@@ -209,7 +209,6 @@ class PlayedService:
         return Rejection(answer, detail)
 
     def accept(self, request: ParsedRequest) -> AcceptedMessage:
-        """Return the message of an accepted request."""
         key = request.idempotency_key
         message_id = (key if self._key_is_id else None) or self._new_id()
         return AcceptedMessage(
@@ -220,7 +219,6 @@ class PlayedService:
         return like(str(find_all(self.acceptance.body, self._id_pointer)[0]))
 
     def acceptance_of(self, message: AcceptedMessage) -> ServiceAnswer:
-        """Return the accepting answer with the id of a message."""
         body = copy.deepcopy(self.acceptance.body)
         *way, last = split_pointer(self._id_pointer)
         node = body

@@ -79,7 +79,6 @@ class SandboxStore:
         self._with_exchange: deque[ReceivedRequest] = deque()
 
     def add_message(self, message: AcceptedMessage) -> None:
-        """Keep an accepted message."""
         message.number = self.feed.last + 1
         self.messages.append(message)
         self.feed.publish("message", message.for_page)
@@ -94,7 +93,6 @@ class SandboxStore:
         self.request_changed(request)
 
     def request_changed(self, request: ReceivedRequest) -> None:
-        """Publish a change of a request to the pages."""
         self.feed.publish("request", request.as_json)
 
     def add_webhook(self, webhook: SentWebhook) -> None:
@@ -104,7 +102,6 @@ class SandboxStore:
         self.webhook_changed(webhook)
 
     def webhook_changed(self, webhook: SentWebhook) -> None:
-        """Publish a change of a webhook to the pages."""
         self.feed.publish("webhook", webhook.as_json)
 
     def mark_read(self, to: str, number: int) -> None:
@@ -122,7 +119,6 @@ class SandboxStore:
         self.feed.restart()
 
     def forget_requests(self) -> None:
-        """Drop the requests."""
         self.requests.clear()
         self._with_exchange.clear()
         self.feed.restart()
@@ -132,7 +128,6 @@ class SandboxStore:
         return next((one for one in self._with_exchange if one.number == number), None)
 
     def holds_key(self, key: str | None) -> bool:
-        """Whether a message with this idempotency key was accepted."""
         # Newest first, because a repeat follows soon.
         return key is not None and any(
             message.idempotency_key == key for message in reversed(self.messages)
@@ -181,7 +176,6 @@ class SandboxStore:
             seen.add(message.repeat_key)
 
     def set_faults(self, faults: list[Fault]) -> None:
-        """Replace all faults."""
         self.faults = faults
         self._faults_changed()
 

@@ -43,7 +43,6 @@ def documented_deliveries(preset: Preset) -> list[DeliveryState]:
 
 
 def write_reply(preset: Preset, sender: str, text: str) -> WebhookContent:
-    """Write the webhook for a message from a phone."""
     if preset == "generic":
         # The id, which is not documented, distinguishes two equal replies from a repeat.
         data = {"id": f"reply-{uuid.uuid4().hex}", "from": sender, "text": text}
@@ -201,7 +200,6 @@ class WebhookSender:
         self._client = httpx.AsyncClient(trust_env=False, timeout=WEBHOOK_TIMEOUT_SECONDS)
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._client.aclose()
 
     async def send(self, content: WebhookContent, *, repeat: int, forged: bool) -> list[int | None]:

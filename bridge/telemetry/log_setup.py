@@ -121,7 +121,6 @@ class LineWriter(io.TextIOBase):
         self._thread.start()
 
     def isatty(self) -> bool:
-        """Whether the stream is a terminal."""
         return self._is_terminal
 
     def write(self, text: str) -> int:

@@ -55,11 +55,9 @@ class Log:
         self._name = name
 
     def debug(self, event: str, /, **facts: object) -> None:
-        """Log a detail that helps to find a fault."""
         self._log(logging.DEBUG, event, facts)
 
     def info(self, event: str, /, **facts: object) -> None:
-        """Log normal operation."""
         self._log(logging.INFO, event, facts)
 
     def info_facts(self, event: str, facts: Facts, /) -> None:

@@ -20,7 +20,6 @@ class Scrape:
         self._samples = [sample for family in families for sample in family.samples]
 
     def total(self, name: str, **labels: str) -> float:
-        """Return the sum of the samples with this name and these labels."""
         return sum(value for _, value in self.samples(name, **labels))
 
     def by(self, label: str, name: str, **labels: str) -> dict[str, int]:

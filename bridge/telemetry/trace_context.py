@@ -85,7 +85,6 @@ def known(facts: Mapping[str, object]) -> Attributes:
 
 
 def is_exporter_installed() -> bool:
-    """Whether the extra `tracing` is installed."""
     try:
         return importlib.util.find_spec(_EXPORTER) is not None
     except ModuleNotFoundError:

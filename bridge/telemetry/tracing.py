@@ -179,7 +179,6 @@ class _SpanLosses:
         self._is_closed = False
 
     def add(self, reason: SpanLoss, count: int) -> None:
-        """Count spans that were dropped."""
         if self._is_closed:
             return
         self._dropped.labels(reason).inc(count)
@@ -228,7 +227,6 @@ class _BoundedProcessor(BatchSpanProcessor):
         self.queued = 0
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Queue a span that has ended."""
         if self.queued - self._exporter.finished >= MAX_WAITING_SPANS:
             self._losses.add("queue_full", 1)
         else:

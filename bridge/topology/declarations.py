@@ -158,7 +158,6 @@ def webhook_topology(settings: WebhookSettings, *, receipt_exchange: str | None 
 
 
 def bridge_topology(settings: Settings, roles: Iterable[Role]) -> Topology:
-    """Return the topology of these roles together."""
     parts = {
         "worker": lambda: worker_topology(settings.worker),
         "webhook": lambda: webhook_topology(

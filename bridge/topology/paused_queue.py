@@ -78,7 +78,6 @@ class Note(NamedTuple):
         return utc_text(self.since)
 
     def body(self) -> bytes:
-        """Encode the note as a message body."""
         content = {"reason": self.reason, "since": self.since_text, "by": self.by}
         return json.dumps(content).encode()
 

@@ -111,7 +111,6 @@ class Endpoint:
         self.keys = [decode_secret(self.scheme, secret.current) for secret in self.secrets]
 
     def note_verified(self) -> None:
-        """Record a genuine webhook."""
         self._verified_at = self._clock()
         self._refused = 0
 
@@ -148,7 +147,6 @@ class Endpoint:
 
 
 def _accepted(settings: EndpointSettings) -> Response:
-    """Build the response to an accepted webhook."""
     answer = settings.answer
     headers = {} if answer.content_type is None else {"content-type": answer.content_type}
     return Response(answer.status, answer.body.encode(), headers)

@@ -226,7 +226,6 @@ def properties_of(event: WebhookEvent, *, message_id: str, trace: TraceHeaders) 
 
 
 def trace_of(request: Request) -> TraceHeaders:
-    """Return the W3C trace headers of a request."""
     parent = request.header(b"traceparent")
     return () if parent is None else read_trace(parent, request.header(b"tracestate"))
 

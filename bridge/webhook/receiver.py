@@ -50,7 +50,6 @@ _TRY_LATER: Final = problem(503, "try again later", Retry_After=str(RETRY_AFTER_
 
 
 def webhook_limits(settings: WebhookSettings) -> Limits:
-    """Return the limits of the public port."""
     return Limits(
         max_connections=settings.max_connections,
         max_header_bytes=settings.max_header_bytes,

@@ -84,7 +84,6 @@ class Recorder:
     def end(
         self, webhook: Webhook, outcome: EventOutcome, why: str | None, response: Response
     ) -> Response:
-        """Record the answer to a webhook, and return it."""
         self.in_flight -= 1
         seconds = time.perf_counter() - webhook.started
         path, status = webhook.endpoint.path, response.status

@@ -114,7 +114,6 @@ class Delivery:
 
     @property
     def held_seconds(self) -> float:
-        """Seconds since it arrived."""
         return self.clock() - self.received
 
     @property

@@ -90,7 +90,6 @@ class Dispatcher:
 
     @property
     def count(self) -> int:
-        """Number of unsettled deliveries."""
         return len(self._tasks)
 
     # Sessions
@@ -150,7 +149,6 @@ class Dispatcher:
         return delivery
 
     def start(self, delivery: Delivery) -> None:
-        """Start the task that processes a delivery."""
         self._count(delivery)
         task = asyncio.get_running_loop().create_task(self._process(delivery), name="delivery")
         self._tasks[task] = delivery

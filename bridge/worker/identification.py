@@ -56,7 +56,6 @@ class Identification:
             delivery.is_asked_for = True
 
     def identity_of(self, delivery: Delivery) -> MessageIdentity:
-        """Return the identity of a delivery."""
         return self._identity_of(delivery.envelope, delivery.body)
 
     async def identify(self, delivery: Delivery) -> Verdict:

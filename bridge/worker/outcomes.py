@@ -21,7 +21,6 @@ class Policy:
 
     @classmethod
     def of(cls, settings: WorkerSettings) -> "Policy":
-        """Create the policy from a worker's settings."""
         return cls(
             max_attempts=settings.max_attempts,
             max_uncertain_attempts=settings.max_uncertain_attempts,

@@ -33,12 +33,10 @@ class WakeUp:
         self._messages = asyncio.Event()
 
     def all(self) -> None:
-        """Wake the consumer and all waiting messages."""
         self.consumer.set()
         self.messages()
 
     def messages(self) -> None:
-        """Wake all waiting messages."""
         self._messages.set()
         self._messages = asyncio.Event()
 
@@ -107,7 +105,6 @@ class PauseReport:
         self._metrics.paused_since.labels(reason).set(0)
 
     def end(self, reason: PauseReason) -> None:
-        """Note the end of a pause."""
         self.turn(reason)
         log.info("resumed", reason=reason)
 

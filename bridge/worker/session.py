@@ -54,7 +54,6 @@ class Session:
         self.prefetches[queue] = self.prefetches.get(queue, 0) + prefetch
 
     def note_delivery(self, queue: str) -> None:
-        """Note that a queue has made a delivery on this session."""
         self._delivered[queue] = self._delivered.get(queue, 0) + 1
 
     def ack(self, tag: int) -> bool:

@@ -293,7 +293,6 @@ class Worker:
             await asyncio.sleep(HAND_OVER_POLL_SECONDS)
 
     async def aclose(self) -> None:
-        """Close the connections to the API."""
         await self._account.aclose()
 
     # Called by the consumer

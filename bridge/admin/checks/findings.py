@@ -67,7 +67,6 @@ class CheckedBroker(SetUp):
 
 
 def version_of(connection: Connection) -> tuple[int, ...]:
-    """Return the version that RabbitMQ has sent on a new connection."""
     transport = connection.transport
     told: Any = {} if transport is None else transport.connection.server_properties
     numbers = re.match("[0-9.]*", str(told.get("version", "")))

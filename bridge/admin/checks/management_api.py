@@ -152,7 +152,6 @@ def _over_delivery_limit(facts: QueueFacts, version: tuple[int, ...]) -> str | N
 
 
 def has_default_limit(facts: QueueFacts, version: tuple[int, ...]) -> bool:
-    """Whether RabbitMQ's default delivery limit is in force."""
     is_limited = facts.type == "quorum" and version >= _DEFAULT_LIMIT_SINCE
     return is_limited and facts.is_policy_known and facts.value("delivery-limit") is None
 
@@ -249,7 +248,6 @@ def judge_online(queues: Mapping[str, Members]) -> Iterator[Finding]:
 
 
 async def check_exchanges(broker: CheckedBroker) -> list[Finding]:
-    """Check the bindings of the webhook's exchange, and every alternate exchange."""
     management, name = broker.management, broker.settings.webhook.exchange
     findings: list[Finding] = []
     if "webhook" in broker.roles and await management.exists(name):

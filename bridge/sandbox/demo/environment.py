@@ -100,12 +100,10 @@ class DemoEnvironment:
         return [f"{c.name} ended with code {c.exit_code}" for c in ended if c.exit_code != 0]
 
     async def connect(self, name: str) -> Connection:
-        """Connect to the broker as the roles do."""
         rabbitmq = self.settings.rabbitmq
         return await open_connection(rabbitmq, rabbitmq.url[0], name=name)
 
     async def delete_queues(self) -> None:
-        """Delete the queues and exchanges that the roles have declared."""
         connection = await self.connect("demo clean-up")
         try:
             channel = await connection.channel()
@@ -161,7 +159,6 @@ class DemoEnvironment:
 
 
 def queues_of(settings: Settings, *roles: Role) -> list[str]:
-    """List the queues that the roles declare."""
     return [queue.name for queue in bridge_topology(settings, roles).queues]
 
 

@@ -58,7 +58,6 @@ class DemoReport:
         return dict(counts)
 
     def outbound(self) -> Table:
-        """Return a table of the messages by their ends."""
         seen = self.seen
         ends = Counter(message.expected for message in self._messages)
         dead = Counter(reason for _, reason in seen.dead)
@@ -76,7 +75,6 @@ class DemoReport:
         return table
 
     def inbound(self) -> Table:
-        """Return a table of the webhooks by their ends."""
         expected = Counter(answer for webhook in self._webhooks for answer in webhook.answers)
         events = sum(len(webhook.routing_keys) for webhook in self._webhooks)
         answers = self._answers()

@@ -181,7 +181,6 @@ def count_open_messages(messages: Sequence[PlannedMessage], seen: Observed) -> i
 
 
 def count_open_webhooks(webhooks: Sequence[PlannedWebhook], seen: Observed) -> int:
-    """Count the webhooks that lack an answer or an event."""
     arrived = Counter(marker for marker, _ in seen.events)
     return sum(
         len(seen.answers.get(webhook.marker, ())) < len(webhook.answers)

@@ -113,7 +113,6 @@ def build_content(  # noqa: PLR0913  all parts of the content
     nonce: bytes,
     params: Sequence[tuple[str, str]] | None,
 ) -> bytes:
-    """Build the bytes that the signature covers."""
     if scheme.signed_content == "{body}":
         return body
     has_digest = "{body_sha256}" in scheme.signed_content
@@ -131,7 +130,6 @@ def build_content(  # noqa: PLR0913  all parts of the content
 
 
 def full_url(url: str | None, query: bytes) -> bytes:
-    """Return the address with the query."""
     address = (url or "").encode()
     return address + b"?" + query if query else address
 

@@ -61,7 +61,6 @@ def read_signature(scheme: Scheme, given: Given) -> tuple[list[bytes], bytes]:
 
 
 def write_signature(scheme: Scheme, digest: bytes, timestamp: bytes) -> bytes:
-    """Write the header's value."""
     signature = _encode(scheme, digest)
     if scheme.format in {"plain", "csv"}:
         return signature

@@ -99,7 +99,6 @@ class JointPause:
 
     @property
     def others(self) -> int:
-        """Number of peers."""
         return len(self.membership.others(ACTIVE))
 
     @property
@@ -130,7 +129,6 @@ class JointPause:
         self.membership.publish(WorkerState(breaker=self.describe(state)))
 
     def publish_closed(self, reason: PauseReason) -> None:
-        """Close all breakers."""
         if not self._is_own_fault:
             self.membership.publish(WorkerState(resumed=Resumed(setup=self._setup, reason=reason)))
         self._forget_pause()
@@ -288,14 +286,11 @@ class PauseFollower(Part):
         self._can_take = can_take
 
     def facts(self) -> dict[str, Any]:
-        """Return the state of the breaker."""
         return {"breaker": self._joint_pause.describe(self._breaker.state)}
 
     def receive(self, peer: str, message: Message) -> None:
-        """Follow a peer's breaker."""
         if isinstance(message, WorkerState):
             self._joint_pause.receive(self._breaker, peer, message)
 
     def tick(self) -> None:
-        """Replace a silent prober."""
         self._joint_pause.look_after(self._breaker, can_take=self._can_take())

@@ -165,7 +165,6 @@ class Membership:
 
     @property
     def count(self) -> int:
-        """Number of peers."""
         return len(self.others(PRESENT))
 
     @property
@@ -250,11 +249,9 @@ class Membership:
             raise BrokerError("the messages that this worker publishes do not come back to it")
 
     def note_echo(self) -> None:
-        """Note that one of its own messages came back."""
         self.awaits_echo = False
 
     def note_acquainted(self) -> None:
-        """End `until_acquainted`."""
         self._is_acquainted.set()
 
     async def until_acquainted(self) -> None:
@@ -301,7 +298,6 @@ class Membership:
         self._may_publish.clear()
 
     def wake(self) -> None:
-        """End `until_unpublished`."""
         self._may_publish.set()
 
     # The clock

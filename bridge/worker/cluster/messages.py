@@ -276,12 +276,10 @@ class Recent(Message):
 
 
 def write_digests(digests: Iterable[bytes]) -> bytes:
-    """Pack digests."""
     return b"".join(digests)
 
 
 def read_digests(packed: bytes) -> Iterator[bytes]:
-    """Unpack digests."""
     for at in range(0, len(packed), _DIGEST_BYTES):
         yield packed[at : at + _DIGEST_BYTES]
 
@@ -337,7 +335,6 @@ def facts_of(identity: MessageIdentity) -> IdentityFacts | None:
 
 
 def write_message(worker_id: str, message: Message) -> bytes:
-    """Encode a message."""
     kind, facts = type(message).__name__, message.model_dump(mode="json", exclude_none=True)
     return to_json({"v": VERSION, "worker_id": worker_id, "kind": kind, "facts": facts})
 

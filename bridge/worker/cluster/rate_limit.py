@@ -63,7 +63,6 @@ class ClusterRateLimit(Part):
         self._is_leaving = False
 
     def facts(self) -> dict[str, Any]:
-        """Return this worker's number of consumers, and whether it stops."""
         return {
             "consumers": Consumers(count=sum(self._own_consumers())),
             "leaving": Flag() if self._is_leaving else None,

@@ -78,7 +78,6 @@ class Slots:
             self._hand_out()
 
     def resize(self, limit: int) -> None:
-        """Change the number of slots."""
         self.limit = limit
         self._hand_out()
 

@@ -55,7 +55,6 @@ class TokenBucket:
         return max(0.0, -self._tokens / self.per_second)
 
     def seconds_until(self, number: int) -> float:
-        """Return the seconds until there are `number` tokens."""
         self._fill()
         return max(0.0, (number - self._tokens) / self.per_second)
 
@@ -94,7 +93,6 @@ class SlowStart(TokenBucket):
 
     @property
     def is_over(self) -> bool:
-        """Whether the slow start has ended."""
         return self._clock() - self._began_at > SLOW_START_SECONDS
 
     def _fill(self) -> None:

@@ -93,7 +93,6 @@ class Account:
         await self._capacity.keep_logging()
 
     async def aclose(self) -> None:
-        """Close the connections to the API."""
         await self._sender.aclose()
 
     # Before a request is sent

@@ -39,7 +39,6 @@ class ApiLogin:
         return (self.key, self.username) if self._has_username_file else (self.key,)
 
     def header(self) -> Header | None:
-        """Build the header from the current secrets."""
         key = self.key.current.encode()
         match self._scheme:
             case "bearer":

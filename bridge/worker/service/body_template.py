@@ -146,7 +146,6 @@ def _form_parts(value: object, read: _ReaderOf) -> list[bytes | _Read]:
 
 
 def _joined(parts: Sequence[bytes | _Read]) -> list[bytes | _Read]:
-    """Join consecutive constants."""
     joined: list[bytes | _Read] = []
     for part in parts:
         if joined and isinstance(part, bytes) and isinstance(joined[-1], bytes):

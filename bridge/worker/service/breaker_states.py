@@ -154,7 +154,6 @@ class ServiceState(NamedTuple):
     reset_at: float = 0.0
 
     def phase_at(self, now: float) -> Phase:
-        """Return the state by name."""
         if self.trip is not None:
             return Phase.OPEN if self.trip.probe is None else Phase.HALF_OPEN
         if self.failures >= OUTAGE_REQUESTS:
@@ -188,7 +187,6 @@ class ServiceState(NamedTuple):
         return _PROBES_WANTED[self.trip.rank]
 
     def is_probe(self, key: str) -> bool:
-        """Whether a message is the probe."""
         return self.trip is not None and self.trip.probe == key
 
     # Transitions. `chance` is a number from 0 to 1. `elsewhere`: another worker sends the probe.

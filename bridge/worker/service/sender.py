@@ -124,7 +124,6 @@ class Sender:
         return await retrying(attempt)
 
     async def aclose(self) -> None:
-        """Close the connections to the API."""
         await self._transport.aclose()
 
     async def _post(

@@ -89,7 +89,6 @@ class Deadlines:
             self._look_at(deadline)
 
     def remove(self, waiting: Expiring) -> None:
-        """Remove the deadline of an exchange that is over."""
         del self._open[waiting]
 
     def _look_at(self, moment: float) -> None:
@@ -227,7 +226,6 @@ class ApiConnection(asyncio.Protocol):
     # Called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
         # uvloop's transports do not derive from asyncio's classes.
         self._transport = cast("asyncio.Transport", transport)
         self._unread.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
@@ -286,7 +284,6 @@ class ApiConnection(asyncio.Protocol):
             self._reset()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a header."""
         if not self._complete:
             self._headers.append((name, value))
 
@@ -310,7 +307,6 @@ class ApiConnection(asyncio.Protocol):
         self._room_bytes = max(0, self._room_bytes - len(data))
 
     def on_message_complete(self) -> None:
-        """Complete the exchange."""
         if self._status is not None:
             self._complete = True
             self._finish(None)
