@@ -8,12 +8,13 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 import typer.core
 from typer._completion_classes import completion_init
+from typer._completion_shared import Shells
+from typer.completion import install_callback, show_callback
 
 from bridge.cli.catalogue import ENTRIES, Catalogue
 from bridge.cli.options import ConfigFile
@@ -100,28 +101,6 @@ app = typer.Typer(
 )
 
 
-class Shell(StrEnum):
-    """Shells that support command completion."""
-
-    BASH = "bash"
-    ZSH = "zsh"
-    FISH = "fish"
-    POWERSHELL = "powershell"
-    PWSH = "pwsh"
-
-
-def _install_completion(context: typer.Context, parameter: Any, shell: str | None) -> None:  # noqa: ANN401
-    from typer.completion import install_callback
-
-    install_callback(context, parameter, shell)
-
-
-def _show_completion(context: typer.Context, parameter: Any, shell: str | None) -> None:  # noqa: ANN401
-    from typer.completion import show_callback
-
-    show_callback(context, parameter, shell)
-
-
 def _print_version(wanted: bool) -> None:  # noqa: FBT001  called by typer
     if wanted:
         from bridge import __version__, is_compiled
@@ -140,19 +119,19 @@ def _options(
         typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
     ] = False,
     _install: Annotated[
-        Shell | None,
+        Shells | None,
         typer.Option(
             "--install-completion",
-            callback=_install_completion,
+            callback=install_callback,
             is_eager=True,
             help="Complete the commands in this shell from its next start on.",
         ),
     ] = None,
     _show: Annotated[
-        Shell | None,
+        Shells | None,
         typer.Option(
             "--show-completion",
-            callback=_show_completion,
+            callback=show_callback,
             is_eager=True,
             help="Print what --install-completion would install.",
         ),

@@ -22,9 +22,9 @@ def check_start(settings: Settings, roles: Collection[Role]) -> None:
     """
     steps: list[Callable[[Settings], object]] = [broker_login, _check_broker_tls, _check_tracing]
     if "worker" in roles:
-        steps += [_check_api_shape, _check_api_tls]
+        steps += [lambda settings: shape_from(settings.sms_api), _check_api_tls]
     if "webhook" in roles:
-        steps += [_check_endpoints, _check_ports]
+        steps += [lambda settings: webhook_endpoints(settings.webhook), _check_ports]
     faults: list[str] = []
     for step in steps:
         try:
@@ -109,17 +109,9 @@ def _check_tracing(settings: Settings) -> None:
         )
 
 
-def _check_api_shape(settings: Settings) -> None:
-    shape_from(settings.sms_api)
-
-
 def _check_api_tls(settings: Settings) -> None:
     if settings.sms_api.ca_file is not None:
         load_authorities("sms_api.ca_file", settings.sms_api.ca_file)
-
-
-def _check_endpoints(settings: Settings) -> None:
-    webhook_endpoints(settings.webhook)
 
 
 def _check_ports(settings: Settings) -> None:

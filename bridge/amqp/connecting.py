@@ -244,7 +244,8 @@ async def open_quickest(
                 timeout=None if is_last else ATTEMPT_DELAY_SECONDS,
                 return_when=asyncio.FIRST_COMPLETED,
             )
-            won = next((attempt for attempt in attempts if _is_open(attempt)), None)
+            opened = (one for one in attempts if one.done() and not one.cancelled())
+            won = next((one for one in opened if one.exception() is None), None)
         last = attempts[-1] if won is None else won
         return urls[attempts.index(last)], last.result()
     finally:
@@ -260,10 +261,6 @@ def _start_next(
     if len(attempts) < len(urls):
         attempts.append(asyncio.ensure_future(open_one(urls[len(attempts)])))
     return [attempt for attempt in attempts if not attempt.done()]
-
-
-def _is_open(attempt: asyncio.Task[Connection]) -> bool:
-    return attempt.done() and not attempt.cancelled() and attempt.exception() is None
 
 
 async def _abandon(attempts: Sequence[asyncio.Task[Connection]]) -> None:

@@ -173,17 +173,14 @@ class SmsApiSettings(Section):
         return self.auth.scheme != "none" or "secret" in self.request.placeholders
 
     @property
-    def _names_account(self) -> bool:
-        return "{account}" in self.path or "account" in self.request.placeholders
-
-    @property
     def missing(self) -> list[str]:
         """An error text for each setting that the worker needs and that is missing."""
         auth, words = self.auth, needed_settings(self.preset)
         has_username = auth.username or auth.username_file or self.account
+        names_account = "{account}" in self.path or "account" in self.request.placeholders
         is_missing = {
             "base_url": self.base_url is None,
-            "account": self.account is None and self._names_account,
+            "account": self.account is None and names_account,
             "auth.username": auth.scheme == "basic" and not has_username,
             "key": self.needs_key and self.key is None and self.key_file is None,
         }

@@ -108,10 +108,6 @@ def _parse(value: str, example: str) -> URL:
         raise ValueError(f"is not a URL like {example}") from None
 
 
-def _without_slash(value: str) -> str:
-    return value.rstrip("/")
-
-
 # One address, or a list of them that is tried in turn.
 BrokerUrls = Annotated[
     tuple[Annotated[SecretStr, AfterValidator(_check_broker)], ...],
@@ -137,5 +133,5 @@ OtlpUrl = Annotated[
 BaseUrl = Annotated[
     str,
     AfterValidator(partial(_check_http, remedy="; the API key goes in sms_api.key_file")),
-    AfterValidator(_without_slash),
+    AfterValidator(lambda value: value.rstrip("/")),
 ]

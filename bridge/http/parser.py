@@ -282,7 +282,7 @@ class RequestParser:
             is_wrong_host = version == "1.1"
         else:
             has_repeated = len(first) < len(self._headers)
-            is_wrong_host = has_repeated and self._count_named(b"host") > 1
+            is_wrong_host = has_repeated and [name for name, _ in self._headers].count(b"host") > 1
         if is_wrong_host:
             raise _RefusedError(problem(400, "exactly one Host header is needed"))
         if b"transfer-encoding" in first:
@@ -295,9 +295,6 @@ class RequestParser:
             if not self._is_chunked:
                 raise _RefusedError(problem(400, "only Transfer-Encoding: chunked is supported"))
         return int(first.get(b"content-length", 0))
-
-    def _count_named(self, wanted: bytes) -> int:
-        return sum(name == wanted for name, _ in self._headers)
 
     def on_chunk_header(self) -> None:
         self._chunk_start = len(self._body)

@@ -176,7 +176,7 @@ class Receiver:
                 raise RefusedError(_TRY_LATER, "overloaded")  # noqa: TRY301  caught below
             verified = self._verify(webhook)
             webhook.events = self._read(webhook, verified)
-            return self._publish_at_once(webhook) or self._publish_later(webhook)
+            return self._publish_at_once(webhook) or asyncio.create_task(self._publish(webhook))
         except Exception as error:  # noqa: BLE001  a bug is answered too
             return self._refuse(webhook, error)
 
@@ -278,9 +278,6 @@ class Receiver:
             answer.set_exception(bug)
         else:
             answer.set_result(response)
-
-    def _publish_later(self, webhook: Webhook) -> ResponseOrFuture:
-        return asyncio.get_running_loop().create_task(self._publish(webhook))
 
     async def _publish(self, webhook: Webhook) -> Response:
         """Publish the events and the outcome events of receipts; return when all are confirmed.

@@ -70,10 +70,6 @@ class _Kind(NamedTuple):
     expires_in_seconds: int | None = None
 
 
-def _without_text(members: dict[str, Any]) -> bytes:
-    return _dump({name: value for name, value in members.items() if name != "text"})
-
-
 def _fault(status: int, *, count: int | None = 1, **headers: str) -> dict[str, Any]:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return {"status": status, "count": count, "headers": named}
@@ -82,7 +78,7 @@ def _fault(status: int, *, count: int | None = 1, **headers: str) -> dict[str, A
 # No fault accepts a message unanswered, so a second acceptance is always an error.
 _KINDS: Final = (
     _Kind(4, "invalid", flaw=lambda _members: b"to=+491713920001&text=Hi"),
-    _Kind(4, "invalid", flaw=_without_text),
+    _Kind(4, "invalid", flaw=lambda members: _dump({"to": members["to"], "from": "Demo"})),
     _Kind(4, "invalid", flaw=lambda members: _dump(members | {"text": 42})),
     _Kind(4, "invalid", flaw=lambda members: _dump(members | {"txt": "Hi"})),
     _Kind(4, "invalid", flaw=lambda members: _dump(members | {"to": "0171 3920001"})),

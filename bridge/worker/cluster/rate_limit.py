@@ -99,8 +99,10 @@ class ClusterRateLimit(Part):
                 uncounted = self._uncounted
                 self._note(await count())
                 # The count may or may not include changes that were published meanwhile.
-                is_clear = self._uncounted == uncounted or not self._membership.is_up
-                next_count_at = self._clock() + (self._count_seconds if is_clear else LOOK_SECONDS)
+                is_up = self._membership.is_up
+                seconds = COUNT_SECONDS if is_up else ALONE_COUNT_SECONDS
+                is_clear = self._uncounted == uncounted or not is_up
+                next_count_at = self._clock() + (seconds if is_clear else LOOK_SECONDS)
             if self._membership.is_up:
                 self._account.rates.divide_by(self.workers)
             await asyncio.sleep(LOOK_SECONDS)
@@ -127,10 +129,6 @@ class ClusterRateLimit(Part):
         # A paused worker does not count itself.
         if is_alone and consumers is not None and self._account.pause_reason is None:
             self._account.rates.share_with(consumers - cancelled)
-
-    @property
-    def _count_seconds(self) -> float:
-        return COUNT_SECONDS if self._membership.is_up else ALONE_COUNT_SECONDS
 
     @property
     def _leaving(self) -> frozenset[str]:

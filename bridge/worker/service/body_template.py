@@ -165,7 +165,7 @@ def _reader(slot: Slot, *, login: ApiLogin, digits: bool) -> _Read:
     """Return the function that reads a placeholder's value from a message."""
     match slot.name:
         case "to":
-            return _to_in_digits if digits else lambda request, _: request.to
+            return (lambda request, _: request.to[1:]) if digits else lambda request, _: request.to
         case "from":
             return _sender_in_digits if digits else lambda request, _: request.sender
         case "text":
@@ -183,10 +183,6 @@ def _reader(slot: Slot, *, login: ApiLogin, digits: bool) -> _Read:
             return lambda _, __: login.key.current
         case _:
             assert_never(slot.name)
-
-
-def _to_in_digits(request: SendRequest, _: Envelope) -> str:
-    return request.to[1:]
 
 
 def _sender_in_digits(request: SendRequest, _: Envelope) -> str:

@@ -365,7 +365,8 @@ class Transport:
         target = self._target
         if target is None or target.written != url or target.common is not common:
             self._target = target = _target(url, common)
-        request = _write_request(target, headers, body)
+        own = _write_headers(headers)
+        request = b"%s%sContent-Length: %d\r\n\r\n%s" % (target.head, own, len(body), body)
         if self._in_use >= self._max_connections:
             raise AttemptError("pool_exhausted")
         self._in_use += 1
@@ -444,11 +445,6 @@ def _target(url: str, common: Sequence[Header]) -> _Target:
     head = start.encode("ascii") + _write_headers(common)
     port = server.port or (443 if is_secure else 80)
     return _Target(url, common, server.raw_host or "", port, is_secure, head)
-
-
-def _write_request(target: _Target, headers: Sequence[Header], body: bytes) -> bytes:
-    lines = _write_headers(headers)
-    return b"%s%sContent-Length: %d\r\n\r\n%s" % (target.head, lines, len(body), body)
 
 
 def _write_headers(headers: Sequence[Header]) -> bytes:
