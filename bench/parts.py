@@ -35,8 +35,8 @@ from bridge.amqp.connecting import close_quietly, open_connection
 from bridge.amqp.frames import CONTENT_HEADER_START, Body, content_header
 from bridge.amqp.properties import ClientProperties, Properties, as_facts, read_properties
 from bridge.config import RabbitMQSettings
+from bridge.http.listener_state import Limits
 from bridge.http.parser import RequestParser
-from bridge.http.service import Limits
 from bridge.sandbox.broker import private_broker
 from bridge.telemetry.counters import CounterChild, HistogramChild
 from bridge.telemetry.log_setup import LineWriter, configure_logging

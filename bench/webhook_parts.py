@@ -27,10 +27,10 @@ from bridge.amqp.wire import Demultiplexer, PublishingChannel, Wire
 from bridge.config.presets import Preset, documented_webhooks
 from bridge.config.webhook import WebhookSettings
 from bridge.http.connection import ServerConnection
+from bridge.http.listener_state import Hooks, ListenerState
 from bridge.http.messages import Request, Response, render
 from bridge.http.occupancy import Occupancy
 from bridge.http.parser import RequestParser
-from bridge.http.service import Hooks, Service
 from bridge.telemetry.log_setup import configure_logging
 from bridge.telemetry.metrics import BridgeMetrics, new_registry
 from bridge.topology.upkeep import Upkeep
@@ -124,7 +124,7 @@ class Bench:
         )
         self.limits = webhook_limits(settings)
         hooks = Hooks(judge=self.receiver.judge)
-        self._service = Service(self.receiver.answer, self.limits, hooks, _DATE)
+        self._shared = ListenerState(self.receiver.answer, self.limits, hooks, _DATE)
         self.counted = Counted()
 
     async def all_of_it(self) -> None:
@@ -132,7 +132,7 @@ class Bench:
         peers, connections = [], []
         occupancy: Occupancy[ServerConnection] = Occupancy(self.limits)
         for _ in range(AT_ONCE):
-            connection = ServerConnection(self._service, occupancy, asyncio.get_running_loop())
+            connection = ServerConnection(self._shared, occupancy, asyncio.get_running_loop())
             peers.append(_Peer())
             connection.connection_made(peers[-1])
             connections.append(connection)

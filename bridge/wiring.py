@@ -21,7 +21,7 @@ from bridge.errors import ConfigError
 from bridge.http.admin_port import LIMITS as ADMIN_LIMITS
 from bridge.http.admin_port import Health, admin_handler
 from bridge.http.listener import Listener
-from bridge.http.service import Hooks, fit_open_files
+from bridge.http.listener_state import Hooks, fit_open_files
 from bridge.start_checks import broker_login, webhook_endpoints
 from bridge.telemetry.log_setup import LineWriter, configure_logging
 from bridge.telemetry.logs import Level, Log

@@ -12,8 +12,8 @@ from typing import Final, NoReturn, cast
 from prometheus_client import Metric
 from prometheus_client.exposition import choose_encoder
 
+from bridge.http.listener_state import Limits
 from bridge.http.messages import Request, Response, ResponseOrFuture, problem
-from bridge.http.service import Limits
 from bridge.telemetry.log_format import dump_json
 from bridge.telemetry.metrics import BridgeMetrics, Registry
 

@@ -11,10 +11,10 @@ from functools import partial
 from http import HTTPStatus
 from typing import Final, cast
 
+from bridge.http.listener_state import Eviction, ListenerState
 from bridge.http.messages import Request, Response, problem, render
 from bridge.http.occupancy import Occupancy
 from bridge.http.parser import BODY, IDLE, RequestParser
-from bridge.http.service import Eviction, Service
 from bridge.telemetry.logs import Log
 
 log = Log(__name__)
@@ -36,15 +36,15 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def __init__(
         self,
-        service: Service,
+        shared: ListenerState,
         occupancy: "Occupancy[ServerConnection]",
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        self._service = service
+        self._shared = shared
         self._occupancy = occupancy
         self._loop = loop
         self._transport: asyncio.Transport
-        self._parser = RequestParser(service.limits, service.hooks.judge)
+        self._parser = RequestParser(shared.limits, shared.hooks.judge)
         # The request that is being answered.
         self._request: Request | None = None
         # Bytes that arrived while a request was being answered; they are parsed after it.
@@ -77,13 +77,13 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._line_up()
             return
         self._is_over = True
-        self._service.hooks.on_refusal(None, None, _FULL)
+        self._shared.hooks.on_refusal(None, None, _FULL)
         self._send(_FULL, keep_alive=False)
         self._transport.close()
 
     def get_buffer(self, _size_hint: int) -> memoryview:
         """Return the buffer that all connections share."""
-        return self._service.buffer
+        return self._shared.buffer
 
     def buffer_updated(self, count: int) -> None:
         """Parse received bytes, or keep them until the earlier request is answered."""
@@ -94,10 +94,10 @@ class ServerConnection(asyncio.BufferedProtocol):
         elif self._request is not None or self._is_clogged:
             self._is_paused = True
             self._transport.pause_reading()
-            self._unparsed += self._service.buffer[:count]
+            self._unparsed += self._shared.buffer[:count]
             self._count()
         else:
-            self._feed(self._service.buffer[:count])
+            self._feed(self._shared.buffer[:count])
             self._advance()
 
     def eof_received(self) -> bool:
@@ -136,7 +136,7 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def evict(self, cause: Eviction) -> None:
         """Close at once to make room for another connection."""
-        self._service.hooks.on_eviction(cause)
+        self._shared.hooks.on_eviction(cause)
         if self._is_mute:
             self.abort()
             return
@@ -243,7 +243,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._request = request
         try:
             is_crowded = self._occupancy.is_crowded_for(self)
-            answer = _FULL if is_crowded else self._service.handler(request)
+            answer = _FULL if is_crowded else self._shared.handler(request)
         except Exception as bug:  # noqa: BLE001  any bug
             answer = _internal_error(bug)
         if isinstance(answer, Response):
@@ -266,7 +266,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._request = None
         self._count()
         if response is _FULL:
-            self._service.hooks.on_refusal(request.method, request.path, response)
+            self._shared.hooks.on_refusal(request.method, request.path, response)
         if self._is_over:
             return
         is_last = self._has_eof and not self._has_more
@@ -281,7 +281,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._linger()
 
     def _start_clock(self) -> None:
-        limits, phase = self._service.limits, self._parser.phase
+        limits, phase = self._shared.limits, self._parser.phase
         seconds = limits.idle_timeout_seconds
         if not self._is_clogged:
             if self._is_over:
@@ -303,11 +303,11 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._occupancy.count(change)
 
     def _send(self, response: Response, *, keep_alive: bool, has_body: bool = True) -> None:
-        date_line = self._service.date_line
+        date_line = self._shared.date_line
         self._transport.write(render(response, date_line, keep_alive=keep_alive, has_body=has_body))
 
     def _report_refusal(self, response: Response) -> None:
-        self._service.hooks.on_refusal(self._parser.method, self._parser.path, response)
+        self._shared.hooks.on_refusal(self._parser.method, self._parser.path, response)
 
     def _refuse(self, response: Response) -> None:
         """Answer without calling the handler, and close."""

@@ -25,9 +25,9 @@ from typing import Final
 from bridge.deadline import wait_at_most
 from bridge.errors import BridgeError
 from bridge.http.connection import ServerConnection
+from bridge.http.listener_state import NO_HOOKS, Hooks, Limits, ListenerState, allow_open_files
 from bridge.http.messages import Handler
 from bridge.http.occupancy import Occupancy
-from bridge.http.service import NO_HOOKS, Hooks, Limits, Service, allow_open_files
 
 # Connections that the kernel may queue before they are accepted; `somaxconn` may allow fewer.
 BACKLOG: Final = 2048
@@ -63,7 +63,7 @@ class Listener:
         drain_timeout_seconds: float = 5,
         hooks: Hooks = NO_HOOKS,
     ) -> None:
-        self._service = Service(handler, limits, hooks)
+        self._shared = ListenerState(handler, limits, hooks)
         self.occupancy: Occupancy[ServerConnection] = Occupancy(limits)
         self._socket = bind(host, port, settings=f"{section}.")
         self.port: int = self._socket.getsockname()[1]
@@ -84,7 +84,7 @@ class Listener:
         self._swept_at = loop.time()
         await self._sweep(loop.time())
         server = await loop.create_server(
-            lambda: ServerConnection(self._service, self.occupancy, loop),
+            lambda: ServerConnection(self._shared, self.occupancy, loop),
             sock=self._socket,
             backlog=BACKLOG,
         )
@@ -144,7 +144,7 @@ class Listener:
 
     async def _sweep(self, now: float) -> None:
         """Check every deadline, which is cheaper than a timer for each connection."""
-        self._service.date_line = f"date: {formatdate(usegmt=True)}\r\n".encode()
+        self._shared.date_line = f"date: {formatdate(usegmt=True)}\r\n".encode()
         stalled = now - self._swept_at - SWEEP_SECONDS
         self._swept_at = now
         if stalled > SWEEP_SECONDS:

@@ -8,8 +8,8 @@ waited longest is evicted first.
 import asyncio
 from typing import Generic, Protocol, TypeVar
 
+from bridge.http.listener_state import Eviction, Limits
 from bridge.http.messages import Response
-from bridge.http.service import Eviction, Limits
 
 
 class Occupant(Protocol):

@@ -18,8 +18,8 @@ from urllib.parse import unquote
 
 import httptools
 
+from bridge.http.listener_state import Limits
 from bridge.http.messages import Headers, Judge, Request, Response, problem
-from bridge.http.service import Limits
 
 # Limit of pipelined requests; senders of webhooks stay far below it.
 MAX_PIPELINED: Final = 16
@@ -34,7 +34,7 @@ MAX_CHUNK_LINE_BYTES: Final = 64
 _MALFORMED: Final = problem(400, "malformed HTTP request")
 
 
-class Phase(Enum):
+class ReadPhase(Enum):
     """How much of the next request has arrived."""
 
     IDLE = "nothing of it has come"
@@ -43,9 +43,9 @@ class Phase(Enum):
 
 
 # Module constants, because looking up a member of the enum for each read is slower.
-IDLE: Final = Phase.IDLE
-HEADER: Final = Phase.HEADER
-BODY: Final = Phase.BODY
+IDLE: Final = ReadPhase.IDLE
+HEADER: Final = ReadPhase.HEADER
+BODY: Final = ReadPhase.BODY
 
 
 class _RefusedError(Exception):
@@ -99,7 +99,7 @@ class RequestParser:
         self._chunk_line = b""
         self._has_new_chunk = False
 
-    def _move(self, phase: Phase) -> None:
+    def _move(self, phase: ReadPhase) -> None:
         self.phase = phase
         self._first_bytes = self._wire_bytes = 0
         self.has_moved = True

@@ -6,7 +6,7 @@ from typing import Any, Final, Literal, get_args
 
 from bridge.amqp.client import Connection
 from bridge.errors import SignatureFault
-from bridge.http.service import Eviction
+from bridge.http.listener_state import Eviction
 from bridge.telemetry.metrics import AGE_SECONDS, FAST_SECONDS, SIZE_BYTES, MetricSet, Registry
 from bridge.topology.queue_sizes import QueueSizes, QueueWatch
 from bridge.webhook.receipts import DeliveryState

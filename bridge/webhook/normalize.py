@@ -66,7 +66,7 @@ def normalize(
     """
     plain = body if content_encoding is None else inflate(body, content_encoding)
     document = read_body(plain, content_type)
-    reader = _Reader(body, verified, endpoint, now)
+    reader = _FieldReader(body, verified, endpoint, now)
     raw = _write_raw(body, content_type, content_encoding)
     pointer = endpoint.items_pointer
     if pointer is not None:
@@ -86,7 +86,7 @@ def normalize(
     return reader.read(document, kind, event_id, raw)
 
 
-class _Reader:
+class _FieldReader:
     """Reads the events of one webhook."""
 
     __slots__ = ("_endpoint", "_received_at", "_sha256", "_verified")

@@ -20,8 +20,8 @@ from bridge.amqp.publication import ConfirmDeadlines, Publication
 from bridge.amqp.publisher import Publisher
 from bridge.config import WebhookSettings
 from bridge.errors import InvalidSignatureError, PublishError
+from bridge.http.listener_state import Limits
 from bridge.http.messages import Headers, Request, Response, ResponseOrFuture, problem
-from bridge.http.service import Limits
 from bridge.telemetry.logs import Log
 from bridge.telemetry.trace_context import Span, TraceHeaders, Tracer
 from bridge.topology.upkeep import Upkeep

@@ -7,8 +7,8 @@ import time
 from collections.abc import Collection
 from typing import Final
 
+from bridge.http.listener_state import Eviction
 from bridge.http.messages import Request, Response
-from bridge.http.service import Eviction
 from bridge.telemetry.log_format import shown_seconds
 from bridge.telemetry.logs import CountedLog, Log
 from bridge.telemetry.trace_context import Span, Tracer

@@ -325,7 +325,7 @@ class Worker:
             return 1
         if self._pauses.is_on or not self._upkeep.is_usable:
             return 0
-        return self._account.most_held()
+        return self._account.wanted_prefetch()
 
     def consumer_registered(self) -> None:
         """Note that the broker has registered this process as a consumer."""

@@ -147,7 +147,7 @@ class Worker:
         self._queue.hand_out()
 
     def _wanted(self) -> int:
-        return self._account.most_held() if self.can_take else 0
+        return self._account.wanted_prefetch() if self.can_take else 0
 
     # Messages
 

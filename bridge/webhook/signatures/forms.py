@@ -194,7 +194,7 @@ def check_row(known: Parameters, pairs: Sequence[tuple[str, str]], query: bytes)
     form = sorted(pairs)
     row = query.decode() + signed_row(form)
     # Two readings suffice to show that the row is ambiguous.
-    readings = list(islice(_Reader(known, row, has_query=bool(query)).readings(), 2))
+    readings = list(islice(_RowReader(known, row, has_query=bool(query)).readings(), 2))
     if readings and (len(readings) > 1 or readings[0] != (len(query.decode()), form)):
         raise InvalidSignatureError("ambiguous")
     if not readings:
@@ -221,7 +221,7 @@ class _Seen(NamedTuple):
     is_personal: bool = True
 
 
-class _Reader:
+class _RowReader:
     """Reads a row as every usual form that it may be: known names with usual values.
 
     A text may end at any later position of a name that could follow it; another value ends at the

@@ -75,7 +75,7 @@ class Sendable(Protocol):
     """The account that the worker sends with."""
 
     @property
-    def most_sendable(self) -> int:
+    def sending_prefetch(self) -> int:
         """Prefetch that sending needs."""
 
 
@@ -169,11 +169,9 @@ class RedeliveryQuestions(Part):
         Up to ten times the prefetch may wait, at most 500, but at least twice the prefetch. It is
         not done more often, because messages sent to the cancelled consumer come as redeliveries.
         """
-        prefetch, most_held = self._consumer.prefetch, self._account.most_sendable
+        prefetch, wanted = self._consumer.prefetch, self._account.sending_prefetch
         is_room_taken = 4 * len(self._in_the_way) >= 3 * prefetch > 0
-        if is_room_taken and len(self._open) < max(
-            2 * most_held, min(10 * most_held, MOST_WAITING)
-        ):
+        if is_room_taken and len(self._open) < max(2 * wanted, min(10 * wanted, MOST_WAITING)):
             self._in_the_way.clear()
             self._consumer.renew()
 

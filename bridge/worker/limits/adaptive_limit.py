@@ -82,7 +82,7 @@ class AdaptiveLimit:
         self._samples = 0
         self._sum = self._squares = 0.0
 
-    def most_held(self) -> int:
+    def prefetch(self) -> int:
         """Return the number of deliveries to prefetch, so that there is always one to send.
 
         It follows the limit in large steps, because each change interrupts consuming briefly.

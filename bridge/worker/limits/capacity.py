@@ -98,7 +98,7 @@ class Slots:
 class Capacity:
     """The slots of one worker; each request in flight occupies one.
 
-    `most_held`: number of deliveries to prefetch, so that there is always one to send. `changed` is
+    `prefetch`: number of deliveries to prefetch, so that there is always one to send. `changed` is
     set when it changes. `until_ack`: a message that may have been sent, and is not retried, keeps
     its slot until its ack is written, so that a killed worker leaves at most as many such messages
     as there are slots. This does not apply to the adaptive limit, which only follows the service
@@ -125,9 +125,9 @@ class Capacity:
         # worker.
         self._holds_most = self._adaptive is None or settings.ordering == "recipient"
         self.until_ack = self._adaptive is None
-        self.most_held = settings.most_in_flight
+        self.prefetch = settings.most_in_flight
         if self.until_ack:
-            self.most_held += settings.most_in_flight // SLOTS_PER_SPARE
+            self.prefetch += settings.most_in_flight // SLOTS_PER_SPARE
         if self._adaptive is not None:
             self._follow(self._adaptive)
 
@@ -173,8 +173,8 @@ class Capacity:
     def _follow(self, adaptive: AdaptiveLimit) -> None:
         """Apply the adaptive limit; requests in flight stay in flight."""
         self._slots.resize(adaptive.limit)
-        if not self._holds_most and (held := adaptive.most_held()) != self.most_held:
-            self.most_held = held
+        if not self._holds_most and (held := adaptive.prefetch()) != self.prefetch:
+            self.prefetch = held
             self._changed.set()
 
 

@@ -218,7 +218,7 @@ class RateLimits:
     """The rate limits of one worker. Times are of the monotonic clock.
 
     `most_wait_seconds`: a delivery that would wait longer for its sender's limit moves to a retry
-    queue. `changed` is set when `most_held` may have changed.
+    queue. `changed` is set when `prefetch` may have changed.
     """
 
     def __init__(
@@ -302,7 +302,7 @@ class RateLimits:
         if not await wait_at_most(FIRST_SHARE_SECONDS, self._is_share_known):
             self._start()
 
-    def most_held(self, concurrency: int) -> int:
+    def prefetch(self, concurrency: int) -> int:
         """Return the prefetch: `concurrency` messages to send, and room for waiting ones."""
         held = concurrency
         if self._bucket is not None:

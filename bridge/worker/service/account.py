@@ -76,17 +76,17 @@ class Account:
         """Why the account sends nothing but a probe; None if its breaker is closed."""
         return self.breaker.pause_reason
 
-    def most_held(self) -> int:
+    def wanted_prefetch(self) -> int:
         """Return the current prefetch: enough to send, or for a probe while the breaker is open."""
         self.breaker.end_passed_wait()
         if self.breaker.trip is not None:
             return self.breaker.probes_wanted
-        return self.rates.most_held(self._capacity.most_held)
+        return self.rates.prefetch(self._capacity.prefetch)
 
     @property
-    def most_sendable(self) -> int:
+    def sending_prefetch(self) -> int:
         """Prefetch that sending needs, even if sending is stopped now."""
-        return self._capacity.most_held
+        return self._capacity.prefetch
 
     async def keep_logging(self) -> NoReturn:
         """Log the concurrency limit from time to time if it is adaptive."""

@@ -21,7 +21,13 @@ from bridge.worker.limits.rate_limits import RateLimits
 from bridge.worker.outcomes import Dead, Outcome, Policy, Retried, decide, put_off, put_off_for
 from bridge.worker.pauses import PauseReport, WakeUp
 from bridge.worker.request import SendRequest
-from bridge.worker.service.breaker_states import OUTAGE_REQUESTS, Phase, Rank, ServiceState, Trip
+from bridge.worker.service.breaker_states import (
+    OUTAGE_REQUESTS,
+    BreakerPhase,
+    Rank,
+    ServiceState,
+    Trip,
+)
 from bridge.worker.service.failure_classifier import FailureClassifier
 from bridge.worker.service.retry_after import SenderRetryAfter
 
@@ -121,7 +127,7 @@ class CircuitBreaker:
     @property
     def is_outage_suspected(self) -> bool:
         """Whether enough requests have failed in a row that an outage is likely."""
-        return self._state.phase_at(self._clock()) is Phase.SUSPECTED
+        return self._state.phase_at(self._clock()) is BreakerPhase.SUSPECTED
 
     @property
     def retry_after_seconds(self) -> float:

@@ -40,7 +40,7 @@ MAX_DOUBLINGS: Final = 9
 MIN_SHARE: Final = 0.8
 
 
-class Phase(Enum):
+class BreakerPhase(Enum):
     """The breaker's view of the service; see the table above."""
 
     CLOSED = "closed"
@@ -153,12 +153,12 @@ class ServiceState(NamedTuple):
     trip: Trip | None = None
     reset_at: float = 0.0
 
-    def phase_at(self, now: float) -> Phase:
+    def phase_at(self, now: float) -> BreakerPhase:
         if self.trip is not None:
-            return Phase.OPEN if self.trip.probe is None else Phase.HALF_OPEN
+            return BreakerPhase.OPEN if self.trip.probe is None else BreakerPhase.HALF_OPEN
         if self.failures >= OUTAGE_REQUESTS:
-            return Phase.SUSPECTED
-        return Phase.RETRY_AFTER if self.retry_after.ends_at > now else Phase.CLOSED
+            return BreakerPhase.SUSPECTED
+        return BreakerPhase.RETRY_AFTER if self.retry_after.ends_at > now else BreakerPhase.CLOSED
 
     @property
     def unaccepted_since(self) -> float:

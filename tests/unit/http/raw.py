@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from bridge.http.listener import Listener
+from bridge.http.listener_state import Hooks, Limits
 from bridge.http.messages import Request, Response, ResponseOrFuture, problem
-from bridge.http.service import Hooks, Limits
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 LAST_GET = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"

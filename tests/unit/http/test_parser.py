@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bridge.http.listener_state import Limits
 from bridge.http.messages import Request, Response
-from bridge.http.parser import HEADER_OVERHEAD_BYTES, MAX_PIPELINED, Phase, RequestParser
-from bridge.http.service import Limits
+from bridge.http.parser import HEADER_OVERHEAD_BYTES, MAX_PIPELINED, ReadPhase, RequestParser
 
 LIMITS = Limits(
     max_connections=1,
@@ -71,7 +71,7 @@ def read(data: bytes, cuts: list[int], limits: Limits = LIMITS) -> RequestParser
     return parser
 
 
-def seen(parser: RequestParser) -> tuple[list[dict[str, object]], int | None, Phase]:
+def seen(parser: RequestParser) -> tuple[list[dict[str, object]], int | None, ReadPhase]:
     """Return every field of each request, the status of the refusal, and the phase."""
     status = None if parser.refusal is None else parser.refusal.status
     return [fields_of(request) for request in parser.requests], status, parser.phase

@@ -78,7 +78,7 @@ class Colleague:
             self.membership,
             self.deduplicator,
             self.consumer,
-            SimpleNamespace(most_sendable=4),
+            SimpleNamespace(sending_prefetch=4),
             most_seconds=MOST_SECONDS,
             delays_seconds=DELAYS_SECONDS,
             metrics=world.metrics,

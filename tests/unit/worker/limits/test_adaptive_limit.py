@@ -291,7 +291,7 @@ def test_more_is_held_than_is_sent_at_once() -> None:
     held = []
     for size in (*range(1, MAXIMUM + 1), *range(MAXIMUM, 0, -1)):
         limit.limit = size
-        held.append(limit.most_held())
+        held.append(limit.prefetch())
         assert min(MAXIMUM, 1.5 * size) <= held[-1] <= max(FIRST_HELD, 8 * size)
 
     changes = sum(one != other for one, other in itertools.pairwise(held))
@@ -324,4 +324,4 @@ def test_limit_stays_within_its_bounds(maximum: int, steps: list[tuple[str, floa
         clock.now += seconds
 
         assert 1 <= limit.limit <= maximum
-        assert limit.limit <= limit.most_held() <= maximum
+        assert limit.limit <= limit.prefetch() <= maximum

@@ -276,7 +276,7 @@ async def test_fixed_capacity(concurrency: int, held: int) -> None:
     await world.post(SENT, 100)
     await world.post(REFUSED, 100)
 
-    assert (world.capacity.limit, world.capacity.most_held) == (concurrency, held)
+    assert (world.capacity.limit, world.capacity.prefetch) == (concurrency, held)
     assert not world.changed.is_set()
 
 
@@ -328,11 +328,11 @@ async def test_request_without_an_answer_teaches_nothing() -> None:
 async def test_more_is_held_when_the_limit_grows() -> None:
     """The hold follows the limit, and the consumer is told when it is another."""
     world = World(concurrency="auto", max_concurrency=64)
-    assert world.capacity.most_held == FIRST_HELD
+    assert world.capacity.prefetch == FIRST_HELD
     world.changed.clear()
     await world.grow()
 
-    assert world.capacity.most_held == 64
+    assert world.capacity.prefetch == 64
     assert world.changed.is_set()
 
 
@@ -341,7 +341,7 @@ async def test_in_order_as_much_as_possible_is_held() -> None:
     world = World(concurrency="auto", max_concurrency=64, ordering="recipient")
     await world.grow()
 
-    assert (world.capacity.limit, world.capacity.most_held) == (64, 64)
+    assert (world.capacity.limit, world.capacity.prefetch) == (64, 64)
     assert not world.changed.is_set()
 
 

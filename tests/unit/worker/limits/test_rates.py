@@ -214,7 +214,7 @@ def test_more_workers_count_at_once_and_fewer_when_seen_twice(world: World) -> N
     shares = []
     for seen in (1, 3, 1, 3, 2, 2):
         rates.share_with(seen)
-        shares.append(rates.most_held(10_000) / MAX_HOLD_SECONDS)
+        shares.append(rates.prefetch(10_000) / MAX_HOLD_SECONDS)
 
     assert shares == [60, 20, 20, 20, 20, 30]
 
@@ -262,14 +262,14 @@ def test_a_new_sender_has_a_burst_after_a_while(world: World) -> None:
 )
 def test_most_held(world: World, limit: RateLimitSettings, held: int) -> None:
     """No more is taken than gets its turn within the longest time that a delivery is held."""
-    assert world.rates(limit).most_held(50) == held
+    assert world.rates(limit).prefetch(50) == held
 
 
 def test_nobody_waits_too_long_for_a_turn(world: World) -> None:
     """What is taken has its turn before it would be held for too long."""
     rates = world.rates(RateLimitSettings(per_second=0.5))
 
-    assert max(world.turns(rates, rates.most_held(50))) <= MAX_HOLD_SECONDS
+    assert max(world.turns(rates, rates.prefetch(50))) <= MAX_HOLD_SECONDS
 
 
 def test_senders_are_bounded(world: World) -> None:
@@ -529,7 +529,7 @@ def test_all_that_come_back_at_once_are_spread(world: World) -> None:
 def test_few_wait_here_though_there_are_many_senders(world: World) -> None:
     """So many deliveries wait for the limits of their senders together; the room grows then."""
     rates = world.rates(RateLimitSettings(per_sender=1))
-    before = rates.most_held(50)
+    before = rates.prefetch(50)
     senders = [str(number) for number in range(FIRST_ROOM + 5)]
     first, second = zip(*(arrive(world, rates, 2, sender) for sender in senders), strict=True)
 
@@ -537,7 +537,7 @@ def test_few_wait_here_though_there_are_many_senders(world: World) -> None:
     assert not any(first)
     assert [wait > 0 for wait in second] == [False] * FIRST_ROOM + [True] * 5
     assert world.changed.is_set()
-    assert rates.most_held(50) > before
+    assert rates.prefetch(50) > before
 
 
 def test_room_is_given_up_and_has_an_end(world: World) -> None:
@@ -545,12 +545,12 @@ def test_room_is_given_up_and_has_an_end(world: World) -> None:
     rates = world.rates(RateLimitSettings(per_sender=0.5), most_wait=MAX_HOLD_SECONDS)
     for sender in range(100):
         arrive(world, rates, 25, str(sender))
-        rates.most_held(50)
-    most = rates.most_held(50)
+        rates.prefetch(50)
+    most = rates.prefetch(50)
     world.passes(1000)
     world.run(asyncio.sleep(100))
 
-    assert (most, rates.most_held(50)) == (50 + MAX_ROOM, 50 + FIRST_ROOM)
+    assert (most, rates.prefetch(50)) == (50 + MAX_ROOM, 50 + FIRST_ROOM)
 
 
 # --- Urgent ones ----------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from bridge.worker.service.breaker_states import (
     MAX_OUTAGE_PROBE_SECONDS,
     MAX_PROBE_SECONDS,
     OUTAGE_REQUESTS,
-    Phase,
+    BreakerPhase,
     Rank,
     ServiceState,
 )
@@ -111,80 +111,86 @@ class Row(NamedTuple):
 
     before: ServiceState
     event: Event
-    state: Phase
+    state: BreakerPhase
     why: tuple[str, int | None, str | None] | None = None
     now: float = START
 
 
 ROWS: dict[str, Row] = {
     # From a closed breaker.
-    "accepted": Row(NEW, answered(SENT), Phase.CLOSED),
-    "refused": Row(NEW, answered(status(400)), Phase.CLOSED),
-    "failed once": Row(NEW, answered(FAILED), Phase.CLOSED, now=LATER),
-    "429": Row(NEW, answered(status(429, wait=20)), Phase.RETRY_AFTER),
-    "429 of one message": Row(NEW, answered(status(429, about="message")), Phase.CLOSED),
+    "accepted": Row(NEW, answered(SENT), BreakerPhase.CLOSED),
+    "refused": Row(NEW, answered(status(400)), BreakerPhase.CLOSED),
+    "failed once": Row(NEW, answered(FAILED), BreakerPhase.CLOSED, now=LATER),
+    "429": Row(NEW, answered(status(429, wait=20)), BreakerPhase.RETRY_AFTER),
+    "429 of one message": Row(NEW, answered(status(429, about="message")), BreakerPhase.CLOSED),
     "429 with a long wait": Row(
-        NEW, answered(status(429, wait=MAX_HOLD_SECONDS + 1)), Phase.OPEN, LIMIT
+        NEW, answered(status(429, wait=MAX_HOLD_SECONDS + 1)), BreakerPhase.OPEN, LIMIT
     ),
-    "401": Row(NEW, answered(status(401)), Phase.OPEN, _401),
+    "401": Row(NEW, answered(status(401)), BreakerPhase.OPEN, _401),
     "402 behind a code": Row(
         NEW,
         answered(status(402)._replace(status=200, code="9")),
-        Phase.OPEN,
+        BreakerPhase.OPEN,
         ("insufficient_funds", 200, "9"),
     ),
     "401 of one message": Row(
-        NEW, answered(status(401, about="message", pause=None)), Phase.CLOSED
+        NEW, answered(status(401, about="message", pause=None)), BreakerPhase.CLOSED
     ),
     "no TLS": Row(
-        NEW, answered(judge_failure("tls_failed")), Phase.OPEN, ("tls_failed", None, None)
+        NEW, answered(judge_failure("tls_failed")), BreakerPhase.OPEN, ("tls_failed", None, None)
     ),
-    "ambiguous once": Row(NEW, answered(FORBIDDEN), Phase.CLOSED),
+    "ambiguous once": Row(NEW, answered(FORBIDDEN), BreakerPhase.CLOSED),
     "ambiguous, third in a row": Row(
-        NEW._replace(ambiguous=2), answered(FORBIDDEN), Phase.OPEN, _403
+        NEW._replace(ambiguous=2), answered(FORBIDDEN), BreakerPhase.OPEN, _403
     ),
     "unknown refusal, tenth in a row": Row(
-        NEW, answered(FORBIDDEN, is_refused_in_a_row=True), Phase.OPEN, _403
+        NEW, answered(FORBIDDEN, is_refused_in_a_row=True), BreakerPhase.OPEN, _403
     ),
-    "peer opened": Row(NEW, peer_opened("outage"), Phase.OPEN, OUTAGE),
-    "peer closed": Row(NEW, ServiceState.after_reset, Phase.CLOSED),
-    "peer has to wait": Row(NEW, peer_waits(5), Phase.RETRY_AFTER),
+    "peer opened": Row(NEW, peer_opened("outage"), BreakerPhase.OPEN, OUTAGE),
+    "peer closed": Row(NEW, ServiceState.after_reset, BreakerPhase.CLOSED),
+    "peer has to wait": Row(NEW, peer_waits(5), BreakerPhase.RETRY_AFTER),
     # From a suspected outage.
-    "tenth failure": Row(NEW._replace(failures=9), answered(FAILED), Phase.SUSPECTED),
-    "eleventh failure": Row(FAILING, answered(FAILED), Phase.SUSPECTED, now=LATER - 1),
-    "eleventh failure, later": Row(FAILING, answered(FAILED), Phase.OPEN, OUTAGE, now=LATER),
-    "suspicion is refuted": Row(FAILING, answered(status(400)), Phase.CLOSED, now=LATER),
-    "suspicion is checked early": Row(FAILING, outage_checked, Phase.SUSPECTED, now=LATER - 1),
-    "suspicion lasts": Row(FAILING, outage_checked, Phase.OPEN, OUTAGE, now=LATER),
+    "tenth failure": Row(NEW._replace(failures=9), answered(FAILED), BreakerPhase.SUSPECTED),
+    "eleventh failure": Row(FAILING, answered(FAILED), BreakerPhase.SUSPECTED, now=LATER - 1),
+    "eleventh failure, later": Row(FAILING, answered(FAILED), BreakerPhase.OPEN, OUTAGE, now=LATER),
+    "suspicion is refuted": Row(FAILING, answered(status(400)), BreakerPhase.CLOSED, now=LATER),
+    "suspicion is checked early": Row(
+        FAILING, outage_checked, BreakerPhase.SUSPECTED, now=LATER - 1
+    ),
+    "suspicion lasts": Row(FAILING, outage_checked, BreakerPhase.OPEN, OUTAGE, now=LATER),
     # From a wait.
-    "wait is over": Row(LIMITED, answered(SENT), Phase.CLOSED, now=START + 23),
+    "wait is over": Row(LIMITED, answered(SENT), BreakerPhase.CLOSED, now=START + 23),
     # From an open breaker.
-    "another reason": Row(opened(), answered(status(401)), Phase.OPEN, _401),
-    "same reason": Row(opened(), answered(status(426)), Phase.OPEN, OURS),
-    "accepted late": Row(opened(), answered(SENT), Phase.OPEN, OURS),
-    "accepted in an outage": Row(opened("outage"), answered(SENT), Phase.CLOSED),
-    "peer has closed": Row(opened(), ServiceState.after_reset, Phase.CLOSED),
-    "long wait is over": Row(opened("rate_limited"), wait_checked(), Phase.CLOSED),
+    "another reason": Row(opened(), answered(status(401)), BreakerPhase.OPEN, _401),
+    "same reason": Row(opened(), answered(status(426)), BreakerPhase.OPEN, OURS),
+    "accepted late": Row(opened(), answered(SENT), BreakerPhase.OPEN, OURS),
+    "accepted in an outage": Row(opened("outage"), answered(SENT), BreakerPhase.CLOSED),
+    "peer has closed": Row(opened(), ServiceState.after_reset, BreakerPhase.CLOSED),
+    "long wait is over": Row(opened("rate_limited"), wait_checked(), BreakerPhase.CLOSED),
     "long wait is over, a peer probes": Row(
-        opened("rate_limited"), wait_checked(elsewhere=True), Phase.OPEN, LIMIT
+        opened("rate_limited"), wait_checked(elsewhere=True), BreakerPhase.OPEN, LIMIT
     ),
-    "only a wait is over by itself": Row(opened(), wait_checked(), Phase.OPEN, OURS, now=LATER * 9),
-    "probe": Row(opened(), offered("p", Rank.WILLING), Phase.HALF_OPEN, OURS),
-    "a peer probes": Row(opened(), offered("p", Rank.WILLING, elsewhere=True), Phase.OPEN, OURS),
-    "message is held": Row(opened(), held("m"), Phase.HALF_OPEN, OURS),
+    "only a wait is over by itself": Row(
+        opened(), wait_checked(), BreakerPhase.OPEN, OURS, now=LATER * 9
+    ),
+    "probe": Row(opened(), offered("p", Rank.WILLING), BreakerPhase.HALF_OPEN, OURS),
+    "a peer probes": Row(
+        opened(), offered("p", Rank.WILLING, elsewhere=True), BreakerPhase.OPEN, OURS
+    ),
+    "message is held": Row(opened(), held("m"), BreakerPhase.HALF_OPEN, OURS),
     # From a half-open breaker.
-    "probe is accepted": Row(half_open(), answered(SENT, "p"), Phase.CLOSED),
-    "probe is refused": Row(half_open(), answered(status(400), "p"), Phase.CLOSED),
-    "probe fails": Row(half_open(), answered(FAILED, "p"), Phase.HALF_OPEN, OURS),
-    "another message fails": Row(half_open(), answered(FAILED), Phase.HALF_OPEN, OURS),
-    "probe is given up": Row(half_open(), given_up("p"), Phase.OPEN, OURS),
-    "another gives up": Row(half_open(), given_up("m"), Phase.HALF_OPEN, OURS),
+    "probe is accepted": Row(half_open(), answered(SENT, "p"), BreakerPhase.CLOSED),
+    "probe is refused": Row(half_open(), answered(status(400), "p"), BreakerPhase.CLOSED),
+    "probe fails": Row(half_open(), answered(FAILED, "p"), BreakerPhase.HALF_OPEN, OURS),
+    "another message fails": Row(half_open(), answered(FAILED), BreakerPhase.HALF_OPEN, OURS),
+    "probe is given up": Row(half_open(), given_up("p"), BreakerPhase.OPEN, OURS),
+    "another gives up": Row(half_open(), given_up("m"), BreakerPhase.HALF_OPEN, OURS),
     "a peer probes instead": Row(
-        half_open(), offered("p", Rank.WILLING, elsewhere=True), Phase.OPEN, OURS
+        half_open(), offered("p", Rank.WILLING, elsewhere=True), BreakerPhase.OPEN, OURS
     ),
-    "new key": Row(half_open(), lambda b, _: b.with_new_key(), Phase.HALF_OPEN, OURS),
+    "new key": Row(half_open(), lambda b, _: b.with_new_key(), BreakerPhase.HALF_OPEN, OURS),
     "long wait with a probe": Row(
-        half_open("rate_limited"), wait_checked(), Phase.HALF_OPEN, LIMIT, now=LATER * 9
+        half_open("rate_limited"), wait_checked(), BreakerPhase.HALF_OPEN, LIMIT, now=LATER * 9
     ),
 }
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from bridge.http.service import fit_open_files
+from bridge.http.listener_state import fit_open_files
 from tests.ears import Ears
 from tests.unit.http.raw import (
     LIMITS,

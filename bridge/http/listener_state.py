@@ -57,7 +57,7 @@ NO_HOOKS: Final = Hooks()
 
 
 @dataclass(slots=True)
-class Service:
+class ListenerState:
     """The state that all connections of a listener share.
 
     `date_line` is the Date header of each response; the listener renews it. One `buffer` is enough,
