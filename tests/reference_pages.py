@@ -447,7 +447,9 @@ def _command_part(name: str, command: Command) -> str:
     parts = [f"### {name}", *_paragraphs(command.help)]
     context = Context(command, info_name=name)
     rows = [
-        _option_row(option, context) for option in command.params if "--help" not in option.opts
+        _option_row(option, context)
+        for option in command.params
+        if not {"--help", "--config"} & set(option.opts)
     ]
     if rows and not isinstance(command, TyperGroup):
         parts.append(table(("Option", "Meaning"), rows))
@@ -457,7 +459,12 @@ def _command_part(name: str, command: Command) -> str:
 
 
 def _paragraphs(text: str | None) -> list[str]:
-    return [" ".join(one.split()) for one in re.split(r"\n\s*\n", text or "") if one.strip()]
+    """Return the paragraphs; one that click does not wrap, marked by a backspace, is a block."""
+    return [
+        f"```text\n{one.strip(chr(8) + chr(10))}\n```" if "\b" in one else " ".join(one.split())
+        for one in re.split(r"\n\s*\n", text or "")
+        if one.strip()
+    ]
 
 
 def _option_row(option: Parameter, context: Context) -> tuple[str, ...]:

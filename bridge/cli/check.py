@@ -74,17 +74,16 @@ def check(  # noqa: PLR0913  an option each
 ) -> None:
     """Validate the configuration and print the effective one, secrets masked.
 
-    Exit 2 if a role that is configured, even in part, could not start; files that settings name are
-    read too. With --role also if that role is not configured, with --quiet or --online if no role
-    is.
+    Files that settings name are read too. Exit 2 if a role that is configured, even in part, could
+    not start. With --role, also if that role is not configured; with --quiet or --online, also if
+    no role is.
 
-    With --online, print a line for each check instead: ok, warn or fail, and the remedy; with
-    --json, both. Nothing is sent, published, consumed or created. Exit 1 if a role could not work
-    or messages would be lost. Only the worker on this computer is asked whether it is paused;
-    RabbitMQ knows only whether the queue has consumers.
+    With --online, print a line for each check instead: ok, warn or fail, and the remedy. With
+    --json, print both. Nothing is sent, published, consumed or created. Exit 1 if a role could not
+    work or messages would be lost. Only a worker on this computer can say whether it is paused.
 
-    With --render, print the request that the worker would post, and the fate of the message for
-    each --answer, or without any for each answer that the preset knows.
+    With --render, print the request that the worker would post, and the effect of each --answer.
+    Without --answer, print the effect of each answer that the preset knows.
     """
     settings = read_settings(context, config)
     if render is not None:

@@ -33,10 +33,10 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     epilog=(
-        "The queue is <worker.queue>.dead. Each command returns the letters that it leaves, "
-        "which RabbitMQ counts up to version 4.2; a letter that has come back before is replaced "
-        "by a new copy at the end of the queue, so that no delivery limit drops it. The user "
-        "needs the permissions to read <worker.queue>.dead and to write amq.default."
+        "The queue is <worker.queue>.dead. The user needs the permissions to read it and to write "
+        "amq.default. Each command returns the letters that it leaves. RabbitMQ up to 4.2 counts "
+        "these returns, so a letter that was returned before is replaced by a copy at the end of "
+        "the queue, and no delivery limit drops it."
     ),
 )
 
@@ -68,12 +68,12 @@ Reasons = Annotated[
         parser=_reason,
         autocompletion=lambda: list(REASONS),
         metavar=f"[{'|'.join(REASONS)}]",
-        help="Only this reason; may be repeated.",
+        help="Only this reason. May be repeated.",
     ),
 ]
 Ids = Annotated[
     list[str] | None,
-    typer.Option("--id", metavar="ID", help="Only this message id; may be repeated."),
+    typer.Option("--id", metavar="ID", help="Only this message id. May be repeated."),
 ]
 OlderThan = Annotated[
     float | None,
@@ -110,8 +110,8 @@ def list_letters(  # noqa: PLR0913  an option each
 ) -> None:
     """Show the oldest dead letters, a line each: age, reason, attempts, status, code, number, id.
 
-    Numbers are masked without --reveal. With --json each line is a JSON object. The last line
-    counts letters with the id of another one, which are copies of one message.
+    Numbers are masked without --reveal. With --json, each line is a JSON object. The last line
+    counts letters that repeat the id of another one, because they are copies of one message.
     """
     import asyncio
 
@@ -160,7 +160,7 @@ def show(
 
 @app.command(
     epilog=examples(
-        "sms-bridge dlq replay --reason exhausted                # says what it would do",
+        "sms-bridge dlq replay --reason exhausted                # prints what it would do",
         "sms-bridge dlq replay --reason exhausted --yes --rate 20",
         "sms-bridge dlq replay --reason exhausted --json | jq .taken",
         "sms-bridge dlq replay --id 0f8fad5b-d9cb-469f-a165-70867728950e --yes",
@@ -178,12 +178,12 @@ def replay(  # noqa: PLR0913  an option each
         bool,
         typer.Option(
             "--include-uncertain",
-            help="Also letters that may have been sent already, which risks a second SMS.",
+            help="Also letters that may have been sent already. This risks a second SMS.",
         ),
     ] = False,
     include_repeats: Annotated[
         bool,
-        typer.Option("--include-repeats", help="Also letters with an id that this run has sent."),
+        typer.Option("--include-repeats", help="Also letters whose id this run has already sent."),
     ] = False,
     rate: Annotated[
         float | None, typer.Option(help="At most this many per second.", min=0.001)
@@ -195,11 +195,12 @@ def replay(  # noqa: PLR0913  an option each
 ) -> None:
     """Send dead letters again: return them to their queue, with attempts counted from zero.
 
-    Each keeps its idempotency key. Skipped are letters that may have been sent already, unless
-    --include-uncertain is given; expired letters; and all but the oldest of the letters with one
-    id, unless --include-repeats is given (a run remembers its last 100,000 ids).
-    A letter leaves the dead-letter queue when the broker has confirmed its copy. A stop or a kill
-    at any point loses nothing, and leaves at most 50 letters in both queues, with one key each.
+    Each keeps its idempotency key. Expired letters are skipped. So are letters that may have been
+    sent already, unless --include-uncertain is given, and letters that repeat one of the last
+    100,000 ids of this run, unless --include-repeats is given.
+
+    A letter leaves the dead-letter queue only when its copy is confirmed. A kill at any point loses
+    nothing, and leaves at most 50 letters in both queues, with the same key.
     """
     import asyncio
 
@@ -226,7 +227,7 @@ def replay(  # noqa: PLR0913  an option each
 
 @app.command(
     epilog=examples(
-        "sms-bridge dlq discard --reason invalid --older-than 30d        # says what it would do",
+        "sms-bridge dlq discard --reason invalid --older-than 30d        # prints what it would do",
         "sms-bridge dlq discard --reason invalid --older-than 30d --yes --to invalid.jsonl",
     )
 )
@@ -241,7 +242,7 @@ def discard(  # noqa: PLR0913  an option each
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Where to write the removed letters. Default: dead-letters-<time>.jsonl.",
+            help="File for the removed letters. Default: dead-letters-<time>.jsonl.",
         ),
     ] = None,
     limit: AtMost = None,
@@ -249,10 +250,10 @@ def discard(  # noqa: PLR0913  an option each
     as_json: AsJson = False,
     config: ConfigFile = None,
 ) -> None:
-    """Remove dead letters, each written to a file first, as a line of JSON.
+    """Remove dead letters, after writing each to a file, as a line of JSON.
 
-    The file holds numbers and texts unmasked; only its owner can read it. A letter is removed when
-    it is on the disk, so a stop or a kill at any point loses nothing.
+    The file contains numbers and texts unmasked, and only its owner can read it. A letter is
+    removed only when it is on the disk, so a kill at any point loses nothing.
     """
     import asyncio
 

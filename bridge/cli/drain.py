@@ -29,7 +29,7 @@ app = typer.Typer()
 
 @app.command(
     epilog=examples(
-        'sms-bridge drain --reason "wrong text"      # says what it would do',
+        'sms-bridge drain --reason "wrong text"      # prints what it would do',
         'sms-bridge drain --reason "wrong text" --yes',
         'sms-bridge drain --reason "wrong text" --limit 1 --yes',
     )
@@ -39,14 +39,14 @@ def drain(  # noqa: PLR0913  an option each
     *,
     reason: Annotated[
         str,
-        typer.Option(metavar="TEXT", help="Why: a line for others to read, without phone numbers."),
+        typer.Option(metavar="TEXT", help="One line that others will read, without phone numbers."),
     ],
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would be done, the default.")
+        bool, typer.Option("--dry-run", help="Only print what would be done. This is the default.")
     ] = False,
     file: Annotated[
         Path | None,
-        typer.Option(help="The file that lists the moved messages. Default: drained-<time>.jsonl."),
+        typer.Option(help="File that lists the moved messages. Default: drained-<time>.jsonl."),
     ] = None,
     limit: AtMost = None,
     yes: Yes = False,
@@ -55,13 +55,13 @@ def drain(  # noqa: PLR0913  an option each
 ) -> None:
     """Move the waiting messages to the dead letters, for example after a wrong text.
 
-    The command counts the messages in the queues and in the retry queues when it begins, and moves
-    that many. Run `sms-bridge pause` first, or the workers go on sending. Nothing is deleted: each
-    message becomes a dead letter `drained` with its key, its expiry and this reason, and its
-    outcome is `dead`. `sms-bridge dlq` shows it, and `dlq replay` sends it after all.
-    A message leaves its queue when the broker has confirmed its copy and the copy is listed in the
-    file. A stop or a kill at any point loses nothing, and leaves at most 256 messages in both
-    places, with one id each. The file has ids, times and sizes, no numbers and no texts.
+    Run `sms-bridge pause` first, or the workers keep sending. The command counts the messages in
+    the queues and retry queues, and moves that many. Each becomes a dead letter `drained` with its
+    key, its expiry and the reason. `dlq list` shows it, and `dlq replay` sends it after all.
+
+    A message leaves its queue only when its copy is confirmed and listed in the file. A kill at any
+    point loses nothing, and leaves at most 256 messages in both places, with the same id. The file
+    has ids, times and sizes, but no numbers and no texts.
     """
     import asyncio
 

@@ -21,12 +21,12 @@ _HELP: Final = """\
 Ask five questions and write config.yaml, or for Kubernetes the chart's values.yaml.
 
 The questions are about the place, the broker, the SMS service, its API key and its webhooks. Each
-answer is checked at once. The configuration holds no secret, only the names of files or of
-Kubernetes Secrets; if the file of a secret does not exist, the secret is asked for and written to
-it, readable by its owner only. Ctrl-C changes nothing.
+answer is checked at once. The configuration contains no secret, only names of files or of
+Kubernetes Secrets. If the file of a secret does not exist, the command asks for the secret and
+writes it to the file, readable by its owner only. Ctrl-C changes nothing.
 
-An option answers its question in advance. With --yes, or without a terminal, no question is asked:
-an option that is not given has its default, or is reported as missing.
+An option answers its question in advance. With --yes, or without a terminal, nothing is asked, and
+an option that is not given takes its default or is reported as missing.
 """
 
 
@@ -74,9 +74,10 @@ def init(  # noqa: PLR0913  an option each
         str | None, _option("The address that the service calls, if it signs it.", "URL")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Instead of config.yaml or values.yaml.")
+        Path | None,
+        typer.Option(metavar="FILE", help="File to write. Default: config.yaml or values.yaml."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace it if it exists.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Ask nothing.")] = False,
     check: Annotated[
         bool, typer.Option("--check", help="Run `check --online` at the end, without asking.")

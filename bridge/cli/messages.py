@@ -25,21 +25,23 @@ app = typer.Typer()
 def send(  # noqa: PLR0913  an option each
     context: typer.Context,
     *,
-    to: Annotated[str, typer.Option(help="The number: + and digits.")],
-    text: Annotated[str, typer.Option(help="The text.")],
-    sender: Annotated[str | None, typer.Option("--from", help="The sender's name.")] = None,
+    to: Annotated[str, typer.Option(help="Recipient: + and digits.")],
+    text: Annotated[str, typer.Option(help="Text of the message.")],
+    sender: Annotated[
+        str | None, typer.Option("--from", help="Sender. Default: worker.default_from.")
+    ] = None,
     urgent: Annotated[
         bool,
         typer.Option("--urgent", help="Publish it to the urgent queue, ahead of other requests."),
     ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the outcome.")] = False,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait.", min=0)] = 60,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the outcome.", min=0)] = 60,
     config: ConfigFile = None,
 ) -> None:
     """Publish one send request and print its message id.
 
-    With --wait also print its outcome: exit 0 if it was sent, 1 if it is dead or there is none in
-    time. Meanwhile known reasons for the delay are printed: a pause, or a queue without workers.
+    With --wait, also print its outcome. Exit 0 if it was sent, 1 if it is dead or no outcome comes
+    in time. Known reasons for a delay are printed meanwhile: a pause, or a queue without workers.
     """
     import asyncio
 
@@ -89,8 +91,8 @@ def listen(
 ) -> None:
     """Print inbound events as they arrive, a line of JSON each, until Ctrl-C.
 
-    A line on standard error marks the time from which on all events are printed. Other subscribers
-    lose nothing. Exit 1 if the exchange does not exist.
+    A line on standard error says when printing begins. Other subscribers lose nothing. Exit 1 if
+    the exchange does not exist.
     """
     import asyncio
 

@@ -30,7 +30,7 @@ ConfigFile = Annotated[
     typer.Option(
         "--config",
         metavar="FILE",
-        help="The YAML file. SMS_BRIDGE_CONFIG can name it too.",
+        help="The YAML file. Default: the one that SMS_BRIDGE_CONFIG names.",
         show_default=False,
     ),
 ]
@@ -39,11 +39,11 @@ ManagementUrl = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
-        help="The broker's management API. Default: its host, port 15672 (15671 with TLS).",
+        help="RabbitMQ's management API. Default: its host, port 15672, or 15671 with TLS.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do it. Default: only say what would be done.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do it. Default: only print what would be done.")]
 AtMost = Annotated[int | None, typer.Option("--limit", help="At most this many.", min=1)]
 
 

@@ -18,15 +18,15 @@ def pause(
     *,
     reason: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="Why: a line for others to read, without phone numbers."),
+        typer.Option(metavar="TEXT", help="One line that others will read, without phone numbers."),
     ] = None,
     config: ConfigFile = None,
 ) -> None:
     """Stop sending: within two seconds no worker of the queue begins another request.
 
-    The pause lasts until `sms-bridge resume`, even if processes restart: the broker keeps it as the
-    queue <worker.queue>.paused, which the user must be permitted to configure. Your user and host
-    are kept with the reason. Requests in flight are finished. All other messages wait in their
+    The pause lasts until `sms-bridge resume`, also over restarts. RabbitMQ keeps it as the queue
+    <worker.queue>.paused, with the reason and your user and host; the RabbitMQ user must be allowed
+    to configure that queue. Requests in flight are finished. All other messages wait in their
     queues, and may expire there. Nothing is lost.
     """
     import asyncio
@@ -54,8 +54,8 @@ def pause(
 def resume(context: typer.Context, config: ConfigFile = None) -> None:
     """Resume sending after `sms-bridge pause`; without a pause, change nothing.
 
-    Messages that have expired meanwhile become dead letters. Pauses that workers began themselves,
-    as in an outage, are not affected, and end by themselves.
+    Messages that have expired meanwhile become dead letters. Pauses that workers began by
+    themselves, for example in an outage, are not affected and end by themselves.
     """
     import asyncio
 

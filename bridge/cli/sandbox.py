@@ -20,21 +20,21 @@ _SANDBOX_HELP: Final = """\
 Run a stand-in for the SMS service, with faults on demand.
 
 It accepts messages as the service of a preset does, keeps them, and sends signed webhooks on
-demand; GET / lists its endpoints. Requests from pages of other sites are refused. With --preset it
+demand. GET / lists its endpoints. Requests from pages of other sites are refused. With --preset it
 prints the settings of the bridge for it.
 
 \b
-PUT /sandbox/faults takes a list; the first fault that matches a message applies to it:
-  to               the number; null or absent: every number
-  count            how often; null or absent: until DELETE /sandbox/faults
+PUT /sandbox/faults takes a list. The first fault that matches a message applies:
+  to               a number; null or absent: every number
+  count            how many times; null or absent: until DELETE /sandbox/faults
   mode             answer           with status and headers (the default)
                    hang             read the request and never answer
                    cut              close the connection without an answer
                    accept_then_cut  send the message, then close without an answer
   status           200 to 599; below 300, or if absent, the message is sent
-  answer           instead of status, one of the service's own answers, by its meaning, code or
-                   fate; the error for an unknown one lists them
-  headers          of the answer, such as {"Retry-After": "2"}
+  answer           instead of status: an answer of the service, by its meaning, code or fate; the
+                   error for an unknown one lists all
+  headers          headers of the answer, such as {"Retry-After": "2"}
   latency_seconds  delay of the answer, 0 to 600
 """
 
@@ -55,7 +55,9 @@ def sandbox(  # noqa: PLR0913  an option each
     preset: Annotated[
         str, typer.Option(metavar="NAME", help="The service to imitate, as in sms_api.preset.")
     ] = "generic",
-    port: Annotated[int, typer.Option(help="The port; 0 = any free one.", min=0, max=65535)] = 8025,
+    port: Annotated[
+        int, typer.Option(help="The port to listen on; 0 takes any free one.", min=0, max=65535)
+    ] = 8025,
     webhook_url: Annotated[
         str | None,
         typer.Option(
@@ -66,12 +68,12 @@ def sandbox(  # noqa: PLR0913  an option each
     webhook_secret: Annotated[
         str | None,
         typer.Option(
-            metavar="S", help="The secret that signs them. Default with --preset: a random one."
+            metavar="S", help="Secret that signs them. Default with --preset: a random one."
         ),
     ] = None,
     webhook_secret_file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A file with the secret, instead of --webhook-secret."),
+        typer.Option(metavar="FILE", help="File with the secret, instead of --webhook-secret."),
     ] = None,
     key: Annotated[
         str | None, typer.Option(help="The only API key to accept. Default: any.")
@@ -80,7 +82,7 @@ def sandbox(  # noqa: PLR0913  an option each
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Another host name by which it is reached; may be repeated.",
+            help="Another host name of the sandbox. May be repeated.",
         ),
     ] = None,
 ) -> None:

@@ -28,20 +28,20 @@ app = typer.Typer()
 )
 def sign(
     context: typer.Context,
-    file: Annotated[Path | None, typer.Argument(help="The body. Default: standard input.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(help="File with the body. Default: standard input.")
+    ] = None,
     curl: Annotated[
         str | None, typer.Option(metavar="URL", help="Print a curl command instead.")
     ] = None,
     path: Annotated[
         str | None,
-        typer.Option(
-            help="The path of the endpoint, if there are several. Default: that of the URL."
-        ),
+        typer.Option(help="Path of the endpoint, if there are several. Default: the URL's path."),
     ] = None,
     content_type: Annotated[
         str,
         typer.Option(
-            metavar="TYPE", help="The type of the body; some schemes sign forms differently."
+            metavar="TYPE", help="Media type of the body; some schemes sign forms differently."
         ),
     ] = "application/json",
     config: ConfigFile = None,

@@ -51,7 +51,7 @@ def status(
         list[str] | None,
         typer.Option(
             metavar="HOST[:PORT]",
-            help="An admin port; a name stands for all its addresses. May be repeated. "
+            help="Admin port to ask. A name stands for all its addresses. May be repeated. "
             "Default: admin.port on this computer.",
         ),
     ] = None,
@@ -61,12 +61,12 @@ def status(
     """Show queues, rates, pauses with their causes, workers and receivers on one screen.
 
     Queues, consumers and an operator's pause come from the broker, everything else from the admin
-    ports; an admin port that does not answer is listed. Nothing is changed and no message is read:
-    ages are of messages that workers hold, and reasons count dead letters since the workers
-    started. `dlq list` reads the queue itself.
+    ports. An admin port that does not answer is listed. Nothing is changed and no message is read:
+    ages are of messages that workers hold, and dead letters are counted since the workers started.
+    `dlq list` reads the queue itself.
 
     Exit 1 if the broker, or an admin port given with --admin, does not answer. --watch exits with
-    0; with --json as well, each reading is a line.
+    0. With --watch and --json, each reading is one line.
     """
     import asyncio
 

@@ -103,7 +103,7 @@ class BridgeMetrics(MetricSet):
         super().__init__(registry)
         self.build_info = self._gauge(
             "sms_bridge_build_info",
-            "Always 1; the labels say what is running.",
+            "Always 1; the labels name the version and the role.",
             ("version", "revision", "component"),
         )
         self.build_info.labels(version, revision, component).set(1)
@@ -128,7 +128,7 @@ class BridgeMetrics(MetricSet):
         )
         self.publish_duration = self._histogram(
             "sms_bridge_amqp_publish_duration_seconds",
-            "Time from publishing to the confirm.",
+            "Time from publishing to the confirm, in seconds.",
             FAST_SECONDS,
             ("exchange",),
             exchanges,
@@ -141,21 +141,22 @@ class BridgeMetrics(MetricSet):
         )
         self.unconfirmed = self._gauge(
             "sms_bridge_amqp_unconfirmed_messages",
-            "Messages that were published and are not confirmed yet.",
+            "Published messages that are not confirmed yet.",
         )
         self.memory_limit = self._gauge(
             "sms_bridge_memory_limit_bytes",
-            "Memory limit of the container; +Inf without a limit.",
+            "Memory limit of the container, in bytes; +Inf without a limit.",
         )
         # The limit may change while a container runs.
         self.memory_limit.set_function(read_memory_limit)
         self.ready = self._gauge("sms_bridge_ready", "1 while /readyz answers 200.")
         self.shutdown_timestamp = self._gauge(
-            "sms_bridge_shutdown_timestamp_seconds", "When the drain began; 0 before."
+            "sms_bridge_shutdown_timestamp_seconds",
+            "Unix time when the process began to drain; 0 before.",
         )
         self.loop_lag = self._histogram(
             "sms_bridge_event_loop_lag_seconds",
-            "How late the event loop wakes a timer.",
+            "Delay of the event loop's timers, in seconds.",
             LAG_SECONDS,
         )
         self.secret_reloads = self._counter(
@@ -166,13 +167,13 @@ class BridgeMetrics(MetricSet):
         )
         self.secret_last_reload = self._gauge(
             "sms_bridge_secret_last_reload_timestamp_seconds",
-            "When a secret file was last read with success.",
+            "Unix time when a secret file was last read successfully.",
             ("secret",),
             SECRETS,
         )
         self.log_records = self._counter(
             "sms_bridge_log_records_total",
-            "Log lines written.",
+            "Log lines written, by level.",
             ("level",),
             get_args(Level),
         )
@@ -182,7 +183,7 @@ class BridgeMetrics(MetricSet):
         )
         self.spans_dropped = self._counter(
             "sms_bridge_spans_dropped_total",
-            "Spans of traces that were not exported.",
+            "Spans that were not exported, by reason.",
             ("reason",),
             get_args(SpanLoss),
         )

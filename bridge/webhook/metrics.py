@@ -65,13 +65,13 @@ class WebhookMetrics(MetricSet):
     def _http(self, routes: Sequence[str]) -> None:
         self.http_requests = self._counter(
             "sms_bridge_webhook_http_requests_total",
-            "Requests to the public port, by answer.",
+            "Requests to the public port, by path, method and status.",
             ("route", "method", "code"),
             [(r, method, c) for r in routes for method in ("POST", "other") for c in WEBHOOK_CODES],
         )
         self.http_duration = self._histogram(
             "sms_bridge_webhook_http_request_duration_seconds",
-            "Time from the complete request to its answer, including the broker's confirm.",
+            "Time from the complete request to its answer, in seconds, confirm included.",
             FAST_SECONDS,
             ("route",),
             routes,
@@ -81,13 +81,13 @@ class WebhookMetrics(MetricSet):
         )
         self.evictions = self._counter(
             "sms_bridge_webhook_evictions_total",
-            "Connections evicted to make room, by exhausted limit.",
+            "Connections closed to make room, by exhausted limit.",
             ("cause",),
             get_args(Eviction),
         )
         self.http_size = self._histogram(
             "sms_bridge_webhook_http_request_size_bytes",
-            "Size of request bodies that arrived completely.",
+            "Size of complete request bodies, in bytes.",
             SIZE_BYTES,
             ("route",),
             routes,
@@ -102,14 +102,14 @@ class WebhookMetrics(MetricSet):
         )
         self.event_lag = self._histogram(
             "sms_bridge_webhook_event_lag_seconds",
-            "Time from the signature's timestamp to the broker's confirm.",
+            "Time from the signature's timestamp to the broker's confirm, in seconds.",
             AGE_SECONDS,
             ("event_type",),
             types,
         )
         self.last_event = self._gauge(
             "sms_bridge_webhook_last_event_timestamp_seconds",
-            "When an event of the type was last published.",
+            "Unix time when an event of the type was last published.",
             ("event_type",),
             types,
         )
@@ -129,20 +129,20 @@ class WebhookMetrics(MetricSet):
         )
         self.signature_age = self._histogram(
             "sms_bridge_webhook_signature_age_seconds",
-            "Age of a valid signature's timestamp, where the scheme has one.",
+            "Age of a valid signature's timestamp, in seconds, if the scheme has one.",
             SIGNATURE_AGE_SECONDS,
         )
 
     def _state(self, queues: Sequence[str]) -> None:
         self.queue_ready = self._gauge(
             "sms_bridge_webhook_queue_messages_ready",
-            "Events ready in our own queue. Every replica reports it: use max by (queue).",
+            "Events ready in webhook.queue. Every replica reports it: use max by (queue).",
             ("queue",),
             queues,
         )
         self.queue_consumers = self._gauge(
             "sms_bridge_webhook_queue_consumers",
-            "Consumers of our own queue.",
+            "Consumers of webhook.queue.",
             ("queue",),
             queues,
         )

@@ -72,7 +72,7 @@ class WorkerMetrics(MetricSet):
         )
         self.processed = self._counter(
             "sms_bridge_worker_messages_processed_total",
-            "Deliveries that ended, by outcome and reason.",
+            "Deliveries that are settled or released, by outcome and reason.",
             ("queue", "outcome", "reason"),
             [(one, *pair) for one in queues for pair in PROCESSED],
         )
@@ -90,54 +90,54 @@ class WorkerMetrics(MetricSet):
         )
         self.concurrency_limit = self._gauge(
             "sms_bridge_worker_concurrency_limit",
-            "How many requests may be in flight; worker.concurrency: auto changes it.",
+            "Maximum requests in flight; worker.concurrency: auto changes it.",
             ("queue",),
             [queue],
         )
         self.processing_duration = self._histogram(
             "sms_bridge_worker_processing_duration_seconds",
-            "Time from delivery to ack.",
+            "Time from delivery to ack, in seconds.",
             WORK_SECONDS,
             ("queue", "outcome"),
             [(one, outcome) for one in queues for outcome in get_args(DeliveryOutcome)],
         )
         self.wait_duration = self._histogram(
             "sms_bridge_worker_wait_duration_seconds",
-            "Time that a delivery waited in this worker, by cause; only if it waited.",
+            "Time that a delivery waited in this worker, in seconds, by cause; only if it waited.",
             WAIT_SECONDS,
             ("queue", "cause"),
             [(one, cause) for one in queues for cause in get_args(WaitCause)],
         )
         self.queue_age = self._histogram(
             "sms_bridge_worker_queue_age_seconds",
-            "Time from publishing to the first delivery.",
+            "Time from publishing to the first delivery, in seconds.",
             AGE_SECONDS,
             ("queue",),
             queues,
         )
         self.acceptance_latency = self._histogram(
             "sms_bridge_worker_acceptance_latency_seconds",
-            "Time from publishing to the API's acceptance.",
+            "Time from publishing to the API's acceptance, in seconds.",
             AGE_SECONDS,
             ("queue",),
             queues,
         )
         self.without_timestamp = self._counter(
             "sms_bridge_worker_messages_without_timestamp_total",
-            "First deliveries of unknown age: no timestamp, or an implausible one.",
+            "First deliveries without a timestamp, or with an implausible one.",
             ("queue",),
             queues,
         )
         self.attempts_per_message = self._histogram(
             "sms_bridge_worker_attempts_per_message",
-            "Attempts that a finished request took.",
+            "Number of attempts that a finished request took.",
             ATTEMPTS,
             ("outcome",),
             get_args(FinalOutcome),
         )
         self.segments = self._counter(
             "sms_bridge_worker_segments_total",
-            "SMS segments of the accepted texts.",
+            "SMS segments of accepted texts, by encoding.",
             ("encoding",),
             get_args(Encoding),
         )
@@ -167,21 +167,21 @@ class WorkerMetrics(MetricSet):
         )
         self.provider_pages = self._counter(
             "sms_bridge_worker_provider_pages_total",
-            "Answers that are a web page and count as sent because of their HTTP status.",
+            "Answers with a web page and an accepting HTTP status, which count as sent.",
         )
         self.provider_duration = self._histogram(
             "sms_bridge_worker_provider_request_duration_seconds",
-            "How long a POST took.",
+            "Duration of a POST, in seconds.",
             HTTP_SECONDS,
             ("result",),
             get_args(Result),
         )
         self.provider_in_flight = self._gauge(
-            "sms_bridge_worker_provider_requests_in_flight", "POSTs that wait for an answer."
+            "sms_bridge_worker_provider_requests_in_flight", "POSTs that are waiting for an answer."
         )
         self.throttled = self._counter(
             "sms_bridge_worker_throttled_seconds_total",
-            "Time that deliveries waited for a rate limit or Retry-After.",
+            "Time that deliveries waited for a rate limit or Retry-After, in seconds.",
             ("cause",),
             ("local_limit", "retry_after"),
         )
@@ -193,7 +193,7 @@ class WorkerMetrics(MetricSet):
         )
         self.paused_since = self._gauge(
             "sms_bridge_worker_paused_timestamp_seconds",
-            "When the current pause began; 0 = not paused.",
+            "Unix time when the current pause began; 0 if not paused.",
             ("reason",),
             get_args(PauseReason),
         )
@@ -206,7 +206,7 @@ class WorkerMetrics(MetricSet):
 
         self.outage_suspected = self._gauge(
             "sms_bridge_worker_outage_suspected",
-            "1 while at least ten requests in a row have failed, and the worker is not yet paused.",
+            "1 while ten or more requests in a row have failed and the worker is not paused yet.",
         )
 
     def _state(
@@ -219,7 +219,7 @@ class WorkerMetrics(MetricSet):
         urgent = [] if urgent_queue is None else [urgent_queue]
         self.oldest_held = self._gauge(
             "sms_bridge_worker_oldest_held_message_timestamp_seconds",
-            "When the oldest unsettled delivery was published; 0 = none.",
+            "Unix time when the oldest unsettled delivery was published; 0 if there is none.",
             ("queue",),
             [queue],
         )
@@ -241,7 +241,8 @@ class WorkerMetrics(MetricSet):
             [queue, *urgent],
         )
         self.queue_stats_timestamp = self._gauge(
-            "sms_bridge_worker_queue_stats_timestamp_seconds", "When the queues were last read."
+            "sms_bridge_worker_queue_stats_timestamp_seconds",
+            "Unix time when the queues were last read.",
         )
         self.active = self._gauge(
             "sms_bridge_worker_active",
@@ -258,25 +259,25 @@ class WorkerMetrics(MetricSet):
         )
         self.last_delivery = self._gauge(
             "sms_bridge_worker_last_delivery_timestamp_seconds",
-            "When the last delivery came in.",
+            "Unix time of the last delivery.",
             ("queue",),
             [queue],
         )
         self.last_sent = self._gauge(
             "sms_bridge_worker_last_sent_timestamp_seconds",
-            "When the API last accepted a message.",
+            "Unix time when the API last accepted a message.",
             ("queue",),
             [queue],
         )
         self.copies_refused = self._gauge(
             "sms_bridge_worker_copies_refused",
-            "Messages that stay unacked, because the broker refuses the copies that replace them.",
+            "Messages that stay unacked because the broker refuses their copies.",
             ("queue",),
             [queue],
         )
         self.poison_suspected = self._gauge(
             "sms_bridge_worker_protocol_poison_suspected",
-            "1 when connections keep dying without a delivery in between.",
+            "1 if connections keep ending before any delivery arrives.",
         )
 
     def _coordination(self) -> None:
@@ -289,11 +290,11 @@ class WorkerMetrics(MetricSet):
         )
         self.redelivery_questions = self._counter(
             "sms_bridge_worker_redelivery_questions_total",
-            "Questions to other workers about redeliveries, by answer; none: nobody answered.",
+            "Questions to other workers about redeliveries, by answer; `none` if nobody answered.",
             ("answer",),
             ("unknown", "done", "kept", "none"),
         )
         self.peer_messages_malformed = self._counter(
             "sms_bridge_worker_peer_messages_malformed_total",
-            "Malformed messages on the workers' exchange; they are ignored.",
+            "Malformed messages on the workers' exchange, which are ignored.",
         )
