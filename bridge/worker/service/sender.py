@@ -2,13 +2,20 @@
 
 import asyncio
 import functools
-import random
 import re
 import time
 from collections.abc import Callable
 from typing import Final, get_args
 
 from pydantic_core import to_json
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    retry_if_result,
+    stop_after_attempt,
+    stop_before_delay,
+    wait_random_exponential,
+)
 from yarl import URL
 
 from bridge.config import SmsApiSettings
@@ -26,8 +33,6 @@ from bridge.worker.spans import WorkerSpans, end_post
 log = Log(__name__)
 
 QUICK_TRIES: Final = 3
-# The longest wait before the second try; it doubles for each further one.
-QUICK_WAIT_SECONDS: Final = 0.2
 QUICK_SECONDS: Final = 10.0
 _REMEDY_OF_PAGES: Final = (
     "check sms_api.base_url and sms_api.path; describe acceptances in sms_api.response.accepted"
@@ -88,17 +93,35 @@ class Sender:
         """
         started = time.monotonic()
         answer = await self._post(request, delivery, started)
-        for tries in range(1, QUICK_TRIES):
-            if answer.fate is not Fate.NOT_SENT:
-                break
-            seconds = random.uniform(0, QUICK_WAIT_SECONDS * 2 ** (tries - 1))  # noqa: S311
-            if time.monotonic() + seconds - started >= self._quick_seconds:
-                break
+        if answer.fate is not Fate.NOT_SENT:
+            return answer
+
+        async def sleep(seconds: float) -> None:
             with delivery.waits("retry_in_place"):
                 await asyncio.sleep(seconds)
-            if not self._is_held():
-                answer = await self._post(request, delivery, time.monotonic(), tries_before=tries)
-        return answer
+
+        # A new object for each call: a shared one can report success for a failed send (tenacity
+        # issues 93 and 529).
+        retrying = AsyncRetrying(
+            stop=stop_after_attempt(QUICK_TRIES)
+            | stop_before_delay(self._quick_seconds - (time.monotonic() - started)),
+            wait=wait_random_exponential(multiplier=0.2, max=2),
+            retry=retry_if_result(_never_left),
+            retry_error_callback=_last_answer,
+            sleep=sleep,
+        )
+        tries = 0
+
+        async def attempt() -> Answer:
+            nonlocal answer, tries
+            tries += 1
+            if tries > 1 and not self._is_held():
+                answer = await self._post(
+                    request, delivery, time.monotonic(), tries_before=tries - 1
+                )
+            return answer
+
+        return await retrying(attempt)
 
     async def aclose(self) -> None:
         await self._transport.aclose()
@@ -151,6 +174,17 @@ class Sender:
         if not self._has_told_of_pages:
             self._has_told_of_pages = True
             log.warning("web_page_counts_as_sent", status=status, remedy=_REMEDY_OF_PAGES)
+
+
+def _never_left(answer: Answer) -> bool:
+    return answer.fate is Fate.NOT_SENT
+
+
+def _last_answer(state: RetryCallState) -> Answer:
+    outcome = state.outcome
+    assert outcome is not None  # noqa: S101  tenacity calls this after an attempt
+    answer: Answer = outcome.result()
+    return answer
 
 
 def is_echo(code: str, request: SendRequest) -> bool:
