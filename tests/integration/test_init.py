@@ -84,23 +84,6 @@ def test_whoever_ends_it_finds_everything_as_it_was(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_for_kubernetes_the_next_steps_are_told(tmp_path: Path, environ: dict[str, str]) -> None:
-    with typing([*PROGRAM, "init", "--preset", "telnyx"], folder=tmp_path, environ=environ) as one:
-        one.type("host or kubernetes", "kubernetes\n")
-        one.type("Image: ", "registry.example.com/sms-bridge:0.1.0\n")
-        one.type("Address: ", "amqp://rabbitmq.messaging.svc/\n")
-        one.type("Secret [sms-rabbitmq]: ", "\n")
-        one.type("Secret/key [sms-api/key]: ", "\n")
-        one.type("Secret/key [sms-webhook/secret]: ", "telnyx/public-key\n")
-        code = one.exit_code()
-
-    assert code == 0
-    assert "create secret generic telnyx --from-file=public-key=FILE\n" in one.shown
-    assert "helm install sms-bridge helm/sms-bridge " in one.shown
-    assert "exec deployment/sms-bridge-worker -- sms-bridge check --online\n" in one.shown
-    assert (tmp_path / "values.yaml").is_file()
-
-
 async def test_a_script_gives_options(tmp_path: Path) -> None:
     key, output = tmp_path / "key", tmp_path / "config.yaml"
     key.write_text(KEY)
@@ -145,10 +128,3 @@ async def test_a_script_may_have_it_tried(tmp_path: Path, amqp_url: str) -> None
     assert b"fail  sms api" in done.stdout.lower()
     assert b"Correct what failed, then: sms-bridge check --config" in done.stdout
     assert (tmp_path / "config.yaml").is_file()
-
-
-async def test_only_a_host_can_be_tried(tmp_path: Path) -> None:
-    done = await run_program("init", "--where=kubernetes", "--check", f"--output={tmp_path}/v.yaml")
-
-    assert done.returncode == 2
-    assert done.stderr.startswith(b"sms-bridge: --check: needs --where host; ")

@@ -278,45 +278,6 @@ async def test_a_large_body_has_more_time(ours: Publisher, far: Far) -> None:
 # Each is told its own
 
 
-async def test_only_a_confirm_is_success(ours: Publisher, far: Far) -> None:
-    """A confirm, a refusal and a return are told to whom they are for, in any order."""
-    tasks = [publish(ours, name) for name in "abcd"]
-    await far.transport.until(4)
-    far.nack(3)
-    far.give_back("b", b"body")
-    far.ack(4)
-    far.ack(2, multiple=True)
-
-    assert await soon(*tasks) == ["confirmed", "returned", "nacked", "confirmed"]
-
-
-async def test_nothing_is_told_before_the_broker_has(ours: Publisher, far: Far) -> None:
-    """The confirms of all others do not end the waiting for one."""
-    tasks = [publish(ours, name) for name in "abc"]
-    await far.transport.until(3)
-    far.ack(1)
-    far.ack(3)
-    await soon(tasks[0], tasks[2])
-    await turns()
-    assert not tasks[1].done()
-    far.ack(2)
-
-    assert await soon(tasks[1]) == ["confirmed"]
-
-
-async def test_what_is_written_is_what_was_given(ours: Publisher, far: Far) -> None:
-    """Body, routing key and id arrive whole, also a body of many frames or of none."""
-    bodies = [b"", b"x", b"0123456789" * 1000]
-    tasks = [publish(ours, str(n), key=f"key.{n}", body=body) for n, body in enumerate(bodies)]
-    written = await far.transport.until(3)
-    far.ack(3, multiple=True)
-
-    assert [one.body for one in written] == bodies
-    assert [one.message_id for one in written] == ["0", "1", "2"]
-    assert [one.routing_key for one in written] == ["key.0", "key.1", "key.2"]
-    assert await soon(*tasks) == ["confirmed"] * 3
-
-
 def write_at_once(
     ours: Publisher, message_id: str | None = None, body: bytes = b"body", **changed: Any
 ) -> publication.Publication | None:

@@ -350,13 +350,6 @@ def test_bug_after_the_answer_keeps_no_slot(ears: Ears) -> None:
         assert world.settle(message_id="m-2") == ["post", "ack"]
 
 
-def test_repeat_is_acked_and_answered(world: World) -> None:
-    """What the publisher sends twice is posted once, and both askers are told."""
-    world.settle(reply_to="first")
-
-    assert world.settle(reply_to="second")[3:] == ["ack", "publish to second"]
-
-
 def test_repeat_waits_for_the_first(world: World, ears: Ears) -> None:
     """A repeat that comes while the first is in flight is settled after it, its wait measured."""
 
@@ -414,22 +407,6 @@ def test_copy_of_a_repeat_is_kept_for_the_redelivery(world: World) -> None:
     world.run(play())
 
     assert world.broker.written == 1
-
-
-def test_what_comes_again_is_not_sent_again(world: World) -> None:
-    """When the connection goes while a request is in flight, its redelivery is acked only."""
-
-    async def play() -> None:
-        first = world.take()
-        await asyncio.sleep(0.5)
-        world.lose_connection()
-        again = world.take(redelivered=True)
-        await asyncio.wait([first, again])
-
-    world.run(play())
-
-    assert world.told == ["post", "ack", "ack"]
-    assert world.connection.acked
 
 
 def test_outcome_is_kept_for_the_redelivery(world: World) -> None:

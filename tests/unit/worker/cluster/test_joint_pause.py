@@ -136,21 +136,6 @@ def test_first_acceptance_resumes_all(world: World) -> None:
     world.play(story())
 
 
-def test_a_newcomer_learns_of_a_pause_before_it_sends(world: World) -> None:
-    """Who starts in a pause posts nothing of its own."""
-
-    async def story() -> None:
-        await revoke(world)
-        fresh = world.start(5)
-        await asyncio.sleep(60)
-
-        assert reasons(world) == {"credentials_rejected"}
-        early = [post for post in world.service.posts if post.at < world.began + 10]
-        assert not {worker.number for worker in fresh} & {post.worker for post in early}
-
-    world.play(story())
-
-
 def test_two_that_pause_at_once_have_one_probe(world: World) -> None:
     """Of workers that find out at the same time the one with the lowest id probes."""
 

@@ -200,35 +200,6 @@ async def test_an_urgent_one_does_not_take_the_place_of_one_that_is_served() -> 
     urgent.cancel()
 
 
-async def test_an_urgent_one_that_gives_up_blocks_nobody() -> None:
-    """The slot goes to the next, urgent or not."""
-    slots = Slots(1)
-    await slots.acquire()
-    urgent = asyncio.create_task(slots.acquire(is_urgent=True))
-    other = asyncio.create_task(slots.acquire())
-    await settle()
-    urgent.cancel()
-    await settle()
-    slots.give_back()
-    await settle()
-
-    assert other.done()
-
-
-async def test_one_that_gives_up_as_its_turn_comes() -> None:
-    """It ends as any that gives up, and the next has the slot."""
-    slots = Slots(1)
-    await slots.acquire()
-    first, second = (asyncio.create_task(slots.acquire()) for _ in "12")
-    await settle()
-    first.cancel()
-    slots.give_back()
-    await settle()
-
-    assert (first.cancelled(), second.done()) == (True, True)
-    assert slots.taken == 1
-
-
 # --- Capacity ---
 
 SENT = Answer(fate=Fate.SENT, result="success", status=202, detail="accepted")
@@ -343,25 +314,6 @@ async def test_in_order_as_much_as_possible_is_held() -> None:
 
     assert (world.capacity.limit, world.capacity.prefetch) == (64, 64)
     assert not world.changed.is_set()
-
-
-async def test_wait_for_a_slot_is_measured() -> None:
-    """Who finds a free slot has waited for nothing; who does not, for a slot."""
-    world = World(concurrency=1)
-    first, second = (make_delivery(clock=world.clock) for _ in range(2))
-
-    async def wait() -> None:
-        with world.capacity.free_slot() or await world.capacity.slot(second.waits):
-            assert second.waiting_for is None
-
-    with world.capacity.free_slot() or await world.capacity.slot(first.waits):
-        waiting = asyncio.create_task(wait())
-        await settle()
-        assert second.may_be_given_back
-        world.clock.now += 3
-    await waiting
-
-    assert (first.waited_seconds, second.waited_seconds) == ({}, {"slot": 3})
 
 
 async def test_limit_is_logged_when_it_has_doubled(ears: Ears) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bridge.config import RateLimitSettings
-from bridge.worker.delivery import MAX_HOLD_SECONDS, Delivery
+from bridge.worker.delivery import MAX_HOLD_SECONDS
 from bridge.worker.limits.rate_limits import (
     FIRST_ROOM,
     FIRST_SHARE_SECONDS,
@@ -165,18 +165,6 @@ def test_shared_limit(world: World, scope: Any, consumers: int, expected: list[f
     assert world.turns(rates, 3) == pytest.approx(expected)
 
 
-def test_shared_limit_per_sender(world: World) -> None:
-    """A limit per sender is divided too."""
-    rates = world.rates(RateLimitSettings(per_sender=1, scope="cluster"))
-    share(rates, 1)
-    world.passes(5)
-    world.turns(rates, 1)
-    share(rates, 2)
-
-    # What has been used stays used.
-    assert world.turns(rates, 3) == pytest.approx([2, 4, 6])
-
-
 def test_changing_number_of_consumers_gives_no_new_burst(world: World) -> None:
     """However often the number of consumers changes, what has been used stays used."""
     rates = world.rates(RateLimitSettings(per_second=1, burst=10, scope="cluster"))
@@ -186,15 +174,6 @@ def test_changing_number_of_consumers_gives_no_new_burst(world: World) -> None:
     share(rates, 2, 1, 3, 1)
 
     assert world.turns(rates, 1) == pytest.approx([1])
-
-
-def test_burst_is_shared_too(world: World) -> None:
-    """Several workers together have one burst."""
-    rates = world.rates(RateLimitSettings(per_second=1, burst=10, scope="cluster"))
-    share(rates, 5)
-    world.passes(100)
-
-    assert world.turns(rates, 3) == pytest.approx([0, 0, 5])
 
 
 def test_same_number_of_consumers_changes_nothing(world: World) -> None:
@@ -272,15 +251,6 @@ def test_nobody_waits_too_long_for_a_turn(world: World) -> None:
     assert max(world.turns(rates, rates.prefetch(50))) <= MAX_HOLD_SECONDS
 
 
-def test_senders_are_bounded(world: World) -> None:
-    """However many senders there are, only so many are remembered (a look inside)."""
-    rates = world.rates(RateLimitSettings(per_sender=1))
-    for number in range(MAX_SENDERS + 50):
-        world.run(go(rates, str(number)))
-
-    assert len(rates._by_sender) == MAX_SENDERS
-
-
 def test_forgotten_sender_is_the_one_longest_silent(world: World) -> None:
     """The sender that is forgotten is neither one that has just sent nor one that waits."""
     rates = world.rates(RateLimitSettings(per_sender=0.001))
@@ -345,60 +315,6 @@ def test_turn_that_is_not_used_is_the_next_ones(world: World) -> None:
     world.run(stay())
 
     assert world.turns(rates, 2) == pytest.approx([0, 1])
-
-
-def test_wait_for_a_token_is_measured(world: World) -> None:
-    """Who has its token at once has waited for nothing; the others wait for the rate."""
-    rates = world.rates(RateLimitSettings(per_second=1, burst=1, per_sender=5))
-    deliveries = [make_delivery(clock=world.loop.time) for _ in range(3)]
-
-    async def one(delivery: Delivery) -> None:
-        async with rates.token("A", delivery.waits) as token:
-            token.spend()
-
-    world.moments(one(delivery) for delivery in deliveries)
-
-    waited = [delivery.waited_seconds for delivery in deliveries]
-    assert waited[0] == {}
-    assert waited[1:] == [{"rate": pytest.approx(1)}, {"rate": pytest.approx(2)}]
-
-
-def test_wait_for_the_share_is_measured(world: World) -> None:
-    """What waits until the number of workers is known waits for the rate, and may be given back."""
-    rates = world.rates(RateLimitSettings(per_second=1000, scope="cluster"))
-    # Its bucket has tokens by then.
-    world.passes(5)
-    delivery = make_delivery(clock=world.loop.time)
-    world.loop.call_later(3, share, rates, 1)
-
-    async def wait() -> None:
-        async with rates.token("A", delivery.waits):
-            pass
-
-    world.run(wait())
-
-    assert delivery.waited_seconds == {"rate": pytest.approx(3, abs=0.01)}
-
-
-def test_wait_behind_the_first_is_measured(world: World) -> None:
-    """Where there are tokens for all, who is behind one that is held up waits for the rate too."""
-    rates = world.rates(RateLimitSettings(per_second=1, burst=10))
-    free, behind = asyncio.Event(), make_delivery(clock=world.loop.time)
-
-    async def wait() -> None:
-        async with rates.token("A", behind.waits) as token:
-            token.spend()
-
-    async def both() -> None:
-        first, second = asyncio.create_task(go(rates, until=free)), asyncio.create_task(wait())
-        await asyncio.sleep(3)
-        assert behind.may_be_given_back
-        free.set()
-        await asyncio.wait([first, second])
-
-    world.run(both())
-
-    assert behind.waited_seconds == {"rate": 3}
 
 
 def test_token_that_is_spent_is_not_given_back(world: World) -> None:

@@ -1,11 +1,9 @@
 """How a request is written for each service, and what its answers mean."""
 
 import base64
-import cProfile
 import encodings
 import gzip
 import json
-import pstats
 import re
 import time
 import zlib
@@ -16,12 +14,10 @@ from urllib.parse import parse_qsl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic_core import from_json
 
 from bridge.config import SmsApiSettings, WorkerSettings
 from bridge.config.presets import PRESETS, Preset, documented_answers
 from bridge.errors import ConfigError, InvalidMessageError
-from bridge.json_pointer import find_id
 from bridge.worker.envelope import Envelope
 from bridge.worker.fates import Answer, Fate
 from bridge.worker.request import OpenSendRequest, SendRequest, parse_request
@@ -143,49 +139,6 @@ def test_generic_takes_any_2xx() -> None:
     replies += [Reply(200, (), b"{"), Reply(202, (), b"")]
 
     assert {shape().judge(reply).fate for reply in replies} == {Fate.SENT}
-
-
-def by_hand(made: SendRequest, facts: Envelope, reply: Reply) -> tuple[Any, ...]:
-    """Write the request and read the answer as one would for this API alone."""
-
-    def read_id(body: bytes) -> str | None:
-        try:
-            return find_id(from_json(body, cache_strings="keys"), ("/id",))
-        except ValueError:
-            return None
-
-    def write_headers() -> list[tuple[bytes, bytes]]:
-        login = (b"Authorization", b"Bearer " + KEY.encode("ascii"))
-        headers = [(b"Content-Type", b"application/json"), login]
-        headers.append((b"Idempotency-Key", facts.key.encode("ascii")))
-        headers += [(name.encode("ascii"), value.encode("ascii")) for name, value in facts.trace]
-        return headers
-
-    def judge() -> Answer:
-        return Answer(Fate.SENT, "success", "accepted", 202, provider_id=read_id(reply.body))
-
-    return ("url", write_headers(), made.model_dump_json(ensure_ascii=True).encode(), judge())
-
-
-def test_default_path_costs_no_more_calls() -> None:
-    """The default shape takes no more calls than writing its request by hand, and one tuple."""
-    prepared, made, facts = shape(), request(), envelope(trace=TRACE)
-    reply = answered(202, {"id": "a"})
-    # What is done once, such as to read a pointer, does not count.
-    prepared.judge(reply)
-    prepared.encode(made, facts)
-    with cProfile.Profile() as general:
-        prepared.judge(reply)
-        prepared.encode(made, facts)
-    with cProfile.Profile() as special:
-        by_hand(made, facts, reply)
-
-    assert calls(general) <= calls(special) + 1
-
-
-def calls(profile: cProfile.Profile) -> int:
-    """Count the calls that a profile has seen, of C functions too."""
-    return sum(count for _, count, *_ in pstats.Stats(profile).stats.values())  # type: ignore[attr-defined]
 
 
 # --- Where it goes, and who we are ----------------------------------------------------------------
@@ -891,32 +844,3 @@ def test_every_preset_reads_the_id(preset: Preset) -> None:
     judged = shape(preset).judge(answered(accepted["status"], accepted["body"]))
 
     assert judged.provider_id
-
-
-def test_twilio() -> None:
-    """Twilio is sent a form with capital names, and Basic with the account."""
-    url, headers, body = whole(shape("twilio").encode(request(text="x"), envelope()))
-
-    assert url == "https://api.twilio.com/2010-04-01/Accounts/AC1/Messages.json"
-    assert dict(headers)[b"Authorization"] == b"Basic " + base64.b64encode(b"AC1:an-api-key")
-    assert body == b"To=%2B491713920001&From=Acme&Body=x"
-
-
-def test_setting_overrides_a_preset() -> None:
-    """Each key of a preset can be given by the user, and its codes are added to."""
-    mine = settings(
-        "twilio",
-        base_url="https://proxy.example.com",
-        request={"fields": {"/To": "{to}", "/Body": "{text}", "/MessagingServiceSid": "MG1"}},
-        response={"errors": {"21211": "retry", "99999": "refused"}},
-        error_code_pointers=None,
-    )
-    prepared = shape_from(mine)
-    url, _, body = whole(prepared.encode(request(text="x"), envelope()))
-
-    assert url.startswith("https://proxy.example.com/2010-04-01/")
-    assert body == b"To=%2B491713920001&Body=x&MessagingServiceSid=MG1"
-    assert {
-        code: fate_of(prepared.judge(answered(400, {"code": int(code)})))
-        for code in ("21211", "99999", "21610")
-    } == {"21211": "retry", "99999": "refused", "21610": "refused"}
