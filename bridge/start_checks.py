@@ -22,7 +22,7 @@ def check_start(settings: Settings, roles: Collection[Role]) -> None:
     """
     steps: list[Callable[[Settings], object]] = [broker_login, _check_broker_tls, _check_tracing]
     if "worker" in roles:
-        steps += [lambda settings: shape_from(settings.sms_api), _check_api_tls]
+        steps += [lambda one: shape_from(one.sms_api, one.callback_url), _check_api_tls]
     if "webhook" in roles:
         steps += [lambda settings: webhook_endpoints(settings.webhook), _check_ports]
     faults: list[str] = []

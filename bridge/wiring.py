@@ -101,7 +101,7 @@ class Wiring:
         is_coordinated = settings.worker.coordination == "on"
         membership = Membership(settings.worker.queue, is_enabled=is_coordinated, metrics=metrics)
         # The account at the SMS service, and the pauses that it shares with other workers.
-        shape = shape_from(settings.sms_api)
+        shape = shape_from(settings.sms_api, settings.callback_url)
         joint_pause = self._make_joint_pause(shape, membership)
         account = open_account(
             settings,

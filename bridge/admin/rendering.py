@@ -48,7 +48,7 @@ def render(settings: Settings, body: str, answers: Sequence[str] = ()) -> Render
     judged. Raises ConfigError if the body is not a send request, an answer has no status, or the
     worker could not start.
     """
-    shape_from(settings.sms_api)
+    shape_from(settings.sms_api, settings.callback_url)
     # The real key has been checked; a mask replaces it from here on, so that it cannot be shown.
     request = settings.sms_api.request
     headers = dict.fromkeys(request.headers, SecretStr(_MASK))
@@ -59,7 +59,7 @@ def render(settings: Settings, body: str, answers: Sequence[str] = ()) -> Render
             "request": request.model_copy(update={"headers": headers}),
         }
     )
-    shape = shape_from(masked)
+    shape = shape_from(masked, settings.callback_url)
     envelope = Envelope(
         key=MESSAGE_ID, message_id=MESSAGE_ID, published_at=None, first_delivered_at=0
     )

@@ -12,7 +12,7 @@ import yaml
 from pydantic import ValidationError
 from yarl import URL
 
-from bridge.config import EndpointSettings, Settings
+from bridge.config import EndpointSettings, Settings, SmsApiSettings
 from bridge.config.faults import describe
 from bridge.config.presets import (
     PRESETS,
@@ -125,11 +125,9 @@ def _questions_of_service(
         elif _signs_with_the_key(preset):
             file = replace(file, default=answers.get("key-file", ""))
         yield file
-    if _has_webhooks(answers) and _signs_address(preset):
-        told = (
-            f"The address that {preset} calls, exactly as it is set there, because {preset} signs"
-        )
-        told += f"\nit too; such as https://sms.example.com{_path(preset)}."
+    if _has_webhooks(answers) and _needs_address(preset):
+        told = f"The address that {preset} calls, exactly as it is set there;\n"
+        told += f"such as https://sms.example.com{_path(preset)}."
         yield WizardQuestion("public-url", 5, "Address", told)
 
 
@@ -155,6 +153,11 @@ def _is_signed(preset: Preset) -> bool:
 def _signs_address(preset: Preset) -> bool:
     settings = EndpointSettings.model_validate({"path": _path(preset), "preset": preset})
     return "{url}" in SCHEMES[settings.signature.preset].signed_content
+
+
+def _needs_address(preset: Preset) -> bool:
+    request = SmsApiSettings.model_validate({"preset": preset}).request
+    return "callback" in request.placeholders or _signs_address(preset)
 
 
 def _signs_with_the_key(preset: Preset) -> bool:
@@ -210,7 +213,7 @@ def check_answer(name: str, answers: Answers, secrets: Mapping[Path, str]) -> No
         shape_from(settings.sms_api)
     elif name.startswith(("webhook", "public")) and _has_webhooks(answers):
         # The address, which is asked for next, is needed to check the secret.
-        is_open = _signs_address(_preset(answers)) and "public-url" not in answers
+        is_open = _needs_address(_preset(answers)) and "public-url" not in answers
         example = {"public-url": "https://sms.example.com/"} if is_open else {}
         ((key, endpoint),) = _validate(answers | example, secrets).webhook.endpoints_by_key.items()
         if endpoint.has_secrets:

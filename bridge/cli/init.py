@@ -71,7 +71,7 @@ def init(  # noqa: PLR0913  an option each
         str | None, _option("The same for Kubernetes, as a Secret.", "NAME/KEY")
     ] = None,
     public_url: Annotated[
-        str | None, _option("The address that the service calls, if it signs it.", "URL")
+        str | None, _option("The address that the service calls, if it must be known.", "URL")
     ] = None,
     output: Annotated[
         Path | None,

@@ -25,7 +25,7 @@ from bridge.config.fields import (
 )
 from bridge.json_pointer import split_pointer
 
-Placeholder = Literal["to", "from", "text", "key", "encoding", "account", "secret"]
+Placeholder = Literal["to", "from", "text", "key", "encoding", "account", "secret", "callback"]
 PLACEHOLDERS: Final[tuple[Placeholder, ...]] = get_args(Placeholder)
 # Shorter idempotency keys could collide.
 MIN_KEY_CHARACTERS: Final = 20

@@ -113,8 +113,9 @@ def documented_webhooks(name: Preset) -> Sequence[Mapping[str, Any]]:
 
     Each has `means`, `body` (a flat map for a form), `content_type` unless it is JSON, its `type`
     and `event_id`, and, if it is a receipt, `delivery`, `code`, `provider_id` and `message_id`, as
-    far as it contains them. `number` is the phone number of a person in the body, `text` the text
-    of the message.
+    far as it contains them. `callback` is the address that was given with the message, and was
+    called; the reference in it is the `message_id`. `number` is the phone number of a person in the
+    body, `text` the text of the message.
     """
     webhooks: list[Mapping[str, Any]] = _read(name)["webhooks"]
     return webhooks

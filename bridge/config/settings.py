@@ -243,6 +243,17 @@ class Settings(BaseSettings):
         return (init_settings,)
 
     @property
+    def callback_url(self) -> str | None:
+        """The address for receipts that the worker gives to the SMS service, if it is known.
+
+        It is the public address of the first endpoint with the preset of `sms_api`.
+        """
+        for endpoint in self.webhook.all_endpoints:
+            if endpoint.preset == self.sms_api.preset and endpoint.public_url is not None:
+                return endpoint.public_url
+        return None
+
+    @property
     def receipt_exchange(self) -> str | None:
         """The exchange to which the webhook receiver publishes the outcomes in delivery receipts.
 

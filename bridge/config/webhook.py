@@ -67,6 +67,7 @@ class ReceiptSettings(ServiceSection):
     pending: StatusValues = ()
     provider_id_pointers: Pointers = ()
     message_id_pointers: Pointers = ()
+    callback_pointers: Pointers = ()
     to_pointers: Pointers = ()
     code_pointers: Pointers = ()
 

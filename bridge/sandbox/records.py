@@ -31,6 +31,8 @@ class AcceptedMessage:
     idempotency_key: str | None
     received_at: float
     number: int = 0
+    # The address for receipts that came with the message.
+    callback: str | None = None
 
     @property
     def repeat_key(self) -> tuple[str | None, ...]:

@@ -95,6 +95,7 @@ class ParsedRequest(NamedTuple):
     sender: str | None
     text: str
     rejection: Rejection | None
+    callback: str | None = None
 
 
 class PlayedService:
@@ -152,6 +153,7 @@ class PlayedService:
             None if sender is None else str(sender),
             str(values.get("text")),
             self._check_login(headers) or self._check_values(values, document),
+            callback if isinstance(callback := values.get("callback"), str) else None,
         )
 
     def _check_login(self, headers: Mapping[str, str]) -> Rejection | None:
@@ -212,7 +214,13 @@ class PlayedService:
         key = request.idempotency_key
         message_id = (key if self._key_is_id else None) or self._new_id()
         return AcceptedMessage(
-            message_id, request.to or "", request.sender, request.text, key, time.time()
+            message_id,
+            request.to or "",
+            request.sender,
+            request.text,
+            key,
+            time.time(),
+            callback=request.callback,
         )
 
     def _new_id(self) -> str:
@@ -271,7 +279,10 @@ class PlayedService:
 
 
 def _places(pointer: str, value: object) -> Iterator[tuple[str, str]]:
-    """Yield each placeholder that is a complete value, with its pointer."""
+    """Yield each placeholder that is a complete value, with its pointer.
+
+    Options of the service may follow the address for receipts.
+    """
     if isinstance(value, list):
         value = dict(enumerate(value))
     if isinstance(value, dict):
@@ -279,8 +290,9 @@ def _places(pointer: str, value: object) -> Iterator[tuple[str, str]]:
             yield from _places(f"{pointer}/{name}", below)
     elif isinstance(value, str):
         parts = parse_text(value)
-        if len(parts) == 1 and isinstance(parts[0], Slot):
-            yield parts[0].name, pointer
+        first = parts[0] if parts else ""
+        if isinstance(first, Slot) and (len(parts) == 1 or first.name == "callback"):
+            yield first.name, pointer
 
 
 def _documented(settings: SmsApiSettings) -> Iterator[ServiceAnswer]:

@@ -13,7 +13,7 @@ from urllib.parse import urlencode, urlsplit
 import httpx
 import yaml
 
-from bridge.config import EndpointSettings
+from bridge.config import EndpointSettings, SmsApiSettings
 from bridge.config.presets import Preset, documented_webhooks, needed_settings
 from bridge.errors import ConfigError
 from bridge.sandbox.records import AcceptedMessage
@@ -30,10 +30,11 @@ _SECRET_BYTES: Final = 32
 
 
 class WebhookContent(NamedTuple):
-    """The body of a webhook, and its content type."""
+    """The body of a webhook, its content type, and the query that came with the message."""
 
     body: bytes
     content_type: str
+    query: bytes = b""
 
 
 def documented_deliveries(preset: Preset) -> list[DeliveryState]:
@@ -64,8 +65,10 @@ def write_receipt(
         "text": message.text,
         "message_id": message.idempotency_key or "",
         "provider_id": message.id,
+        "callback": message.callback or "",
     }
-    return _fill_example(example, values)
+    query = urlsplit(message.callback or "").query
+    return _fill_example(example, values)._replace(query=query.encode())
 
 
 def _fill_example(example: Mapping[str, Any], values: Mapping[str, str]) -> WebhookContent:
@@ -113,7 +116,10 @@ class Signer:
         self._scheme_name = None if endpoint.knows_signature else endpoint.signature.preset
         public_url = address._replace(query="", fragment="").geturl()
         self._scheme = scheme_from(endpoint.signature, public_url)
-        self._public_url = public_url if "{url}" in self._scheme.signed_content else None
+        # Whether the receiver needs the address, to verify it or to give it to the service.
+        placeholders = SmsApiSettings.model_validate({"preset": preset}).request.placeholders
+        is_needed = "{url}" in self._scheme.signed_content or "callback" in placeholders
+        self._public_url = public_url if is_needed else None
         self.shown_secret: str | None = None
         if self._scheme.algorithm == "ed25519":
             if secret is not None:
@@ -141,7 +147,7 @@ class Signer:
             content.body,
             now=time.time(),
             event_id=uuid.uuid4().hex,
-            query=self._query,
+            query=content.query or self._query,
             content_type=content.content_type,
         )
 

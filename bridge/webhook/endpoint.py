@@ -76,6 +76,8 @@ class Endpoint:
                 "bodies; configure the signature that a proxy in front adds"
             )
         self.scheme = scheme_from(settings.signature, settings.public_url, endpoint=key)
+        # Whether the query of a verified webhook is the one that was given to the service.
+        self.signs_query = "{url}" in self.scheme.signed_content
         self.signature_header = self.scheme.header.lower().encode()
         self._is_asked_again = settings.unsigned == UNSIGNED.status
         self.unsigned = UNSIGNED if self._is_asked_again else NOT_SIGNED

@@ -115,11 +115,14 @@ def name_event(
     verified: Verified,
     endpoint: EndpointSettings,
     content_encoding: str | None = None,
+    *,
+    reference: str | None = None,
 ) -> WebhookEvent:
     """Find type, id and receipts of an authentic body, which is published as it is.
 
     The type is the first text found by a pointer, else the endpoint's constant. The id is the
-    signed id, else the first found by a pointer.
+    signed id, else the first found by a pointer. `reference` is our id of the message in the
+    address that was called.
     """
     plain = body if content_encoding is None else inflate(body, content_encoding)
     document = read_body(plain, content_type)
@@ -139,7 +142,7 @@ def name_event(
         event_id=event_id,
         identity=identity_of(endpoint, sha256, event_id),
         signed_at=verified.timestamp,
-        receipts=read_receipts(document, kind, endpoint),
+        receipts=read_receipts(document, kind, endpoint, reference),
     )
 
 

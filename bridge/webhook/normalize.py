@@ -59,14 +59,16 @@ def normalize(
     content_encoding: str | None = None,
     *,
     now: float,
+    reference: str | None = None,
 ) -> list[WebhookEvent]:
     """Return the events of an authentic webhook, at least one, in the order of its items.
 
-    `now` is the time of receipt in unix seconds.
+    `now` is the time of receipt in unix seconds, `reference` our id of the message in the address
+    that was called.
     """
     plain = body if content_encoding is None else inflate(body, content_encoding)
     document = read_body(plain, content_type)
-    reader = _FieldReader(body, verified, endpoint, now)
+    reader = _FieldReader(body, verified, endpoint, now, reference)
     raw = _write_raw(body, content_type, content_encoding)
     pointer = endpoint.items_pointer
     if pointer is not None:
@@ -89,13 +91,19 @@ def normalize(
 class _FieldReader:
     """Reads the events of one webhook."""
 
-    __slots__ = ("_endpoint", "_received_at", "_sha256", "_verified")
+    __slots__ = ("_endpoint", "_received_at", "_reference", "_sha256", "_verified")
 
     def __init__(
-        self, body: bytes, verified: Verified, endpoint: EndpointSettings, now: float
+        self,
+        body: bytes,
+        verified: Verified,
+        endpoint: EndpointSettings,
+        now: float,
+        reference: str | None,
     ) -> None:
         self._endpoint = endpoint
         self._verified = verified
+        self._reference = reference
         self._sha256 = hashlib.sha256(body).hexdigest()
         self._received_at = datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds")
 
@@ -153,7 +161,7 @@ class _FieldReader:
         """
         endpoint = self._endpoint
         receipts, message = endpoint.receipts, endpoint.message
-        receipt = read_receipt(document, kind, endpoint)
+        receipt = read_receipt(document, kind, endpoint, self._reference)
         if receipt is not None and receipt.delivery is not None:
             return [self._receipt_event(document, receipt, event_id, raw, bundle)]
         is_message = kind in message.type_values if message.type_values else kind is None

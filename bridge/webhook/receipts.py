@@ -1,20 +1,15 @@
 """Reads delivery receipts from event bodies. Does no I/O."""
 
-import re
 from collections.abc import Sequence
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from bridge.callback import PLUS, looks_like_number, reference_in
 from bridge.config import EndpointSettings
 from bridge.config.presets import receipt_meanings
 from bridge.config.webhook import ReceiptSettings
-from bridge.json_pointer import as_text, find_all, find_code, find_id
+from bridge.json_pointer import as_text, find_all, find_code, find_id, find_text
 
 DeliveryState = Literal["delivered", "failed", "pending"]
-
-# A phone number has 7 to 15 digits (ITU-T E.164) in any grouping, and up to two more as a prefix to
-# dial abroad. Digits after a + always count as a phone number.
-_NUMBER: Final = re.compile(r"(?:[^0-9A-Za-z]*[0-9]){7,17}[^0-9A-Za-z]*")
-_PLUS: Final = re.compile(r"\+[0-9]")
 
 
 class Receipt(NamedTuple):
@@ -33,20 +28,31 @@ class Receipt(NamedTuple):
     status: str | None = None
 
 
-def read_receipts(document: Any, kind: str | None, endpoint: EndpointSettings) -> list[Receipt]:  # noqa: ANN401  JSON
+def read_receipts(
+    document: Any,  # noqa: ANN401  JSON
+    kind: str | None,
+    endpoint: EndpointSettings,
+    reference: str | None = None,
+) -> list[Receipt]:
     """Return the receipts in an event of this type; empty if it is not a delivery receipt."""
     if not endpoint.receipts.status_pointers:
         return []
     pointer = endpoint.items_pointer
     items = (document,) if pointer is None else find_all(document, f"{pointer}/*")
-    read = [read_receipt(item, kind, endpoint) for item in items]
+    read = [read_receipt(item, kind, endpoint, reference) for item in items]
     return [receipt for receipt in read if receipt is not None]
 
 
-def read_receipt(document: Any, kind: str | None, endpoint: EndpointSettings) -> Receipt | None:  # noqa: ANN401  JSON
+def read_receipt(
+    document: Any,  # noqa: ANN401  JSON
+    kind: str | None,
+    endpoint: EndpointSettings,
+    reference: str | None = None,
+) -> Receipt | None:
     """Return the receipt in an event or an item of one; None if it is not a delivery receipt.
 
-    Invalid ids (see `find_id`) and ids that look like phone numbers are left out.
+    Invalid ids (see `find_id`) and ids that look like phone numbers are left out. `reference` is
+    our id of the message in the address that was called, for services that echo none in the body.
     """
     settings = endpoint.receipts
     if settings.type_values and kind not in settings.type_values:
@@ -56,13 +62,17 @@ def read_receipt(document: Any, kind: str | None, endpoint: EndpointSettings) ->
     if status is None:
         return None
     message_id = find_id(document, settings.message_id_pointers)
+    if message_id is not None and looks_like_number(message_id):
+        message_id = None
+    if message_id is None:
+        message_id = _find_reference(document, settings.callback_pointers) or reference
     delivery = _delivery(status, settings)
     # Other receipts carry the service's code for "no error".
     code = _find_error(document, settings.code_pointers) if delivery == "failed" else None
     return Receipt(
         delivery=delivery,
         provider_id=find_provider_id(document, settings.provider_id_pointers),
-        message_id=None if message_id is None or _looks_like_number(message_id) else message_id,
+        message_id=message_id,
         code=code,
         meaning=None if code is None else receipt_meanings(endpoint.preset).get(code),
         # A boolean is no word; the type of the event says more.
@@ -74,13 +84,18 @@ def find_provider_id(document: Any, pointers: Sequence[str]) -> str | None:  # n
     """Return the service's id of a message; None if it looks like a phone number."""
     provider_id = find_id(document, pointers)
     # Many services use plain numbers as ids, so only an id with a + is taken for a phone number.
-    return None if provider_id is None or _PLUS.search(provider_id) else provider_id
+    return None if provider_id is None or PLUS.search(provider_id) else provider_id
 
 
 def _find_error(document: Any, pointers: Sequence[str]) -> str | None:  # noqa: ANN401  JSON
     # Many services write zero for "no error".
     code = find_code(document, pointers) if pointers else None
     return None if code is None or not code.strip("0") else code
+
+
+def _find_reference(document: Any, pointers: Sequence[str]) -> str | None:  # noqa: ANN401  JSON
+    address = find_text(document, pointers) if pointers else None
+    return None if address is None else reference_in(address)
 
 
 def _find_status(document: Any, pointers: Sequence[str]) -> str | int | None:  # noqa: ANN401  JSON
@@ -98,7 +113,3 @@ def _delivery(status: str, settings: ReceiptSettings) -> DeliveryState | None:
     if status in settings.failed:
         return "failed"
     return "pending" if status in settings.pending else None
-
-
-def _looks_like_number(text: str) -> bool:
-    return bool(_NUMBER.fullmatch(text) or _PLUS.search(text))

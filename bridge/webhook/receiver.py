@@ -18,6 +18,7 @@ from bridge.amqp.client import Connection
 from bridge.amqp.properties import Properties
 from bridge.amqp.publication import ConfirmDeadlines, Publication
 from bridge.amqp.publisher import Publisher
+from bridge.callback import read_reference
 from bridge.config import WebhookSettings
 from bridge.errors import InvalidSignatureError, PublishError
 from bridge.http.listener_state import Limits
@@ -208,14 +209,22 @@ class Receiver:
 
     def _read(self, webhook: Webhook, verified: Verified) -> list[WebhookEvent]:
         request = webhook.request
+        reference = None
+        if request.query and webhook.endpoint.signs_query:
+            reference = read_reference(request.query)
         if request.method == "GET":
             webhook.request = request = as_form(request)
         content_type = request.header(b"content-type")
         encoding = request.header(b"content-encoding")
         body, settings = request.body, webhook.endpoint.settings
         if settings.path in self._raw_paths:
-            return [name_event(body, content_type, verified, settings, encoding)]
-        return normalize(body, content_type, verified, settings, encoding, now=time.time())
+            return [
+                name_event(body, content_type, verified, settings, encoding, reference=reference)
+            ]
+        now = time.time()
+        return normalize(
+            body, content_type, verified, settings, encoding, now=now, reference=reference
+        )
 
     def _publish_at_once(self, webhook: Webhook) -> ResponseOrFuture | None:
         """Publish a single event if only its confirm must be awaited; otherwise return None.

@@ -230,10 +230,13 @@ def test_values_stand_above_an_existing_config_map(tmp_path: Path) -> None:
         {key: value for key, value in CI["full"].items() if key != "config"},
         {"existingConfigMap": "mine"},
     )
+    url = "https://sms.example.com/webhooks"  # none is derived with a file
     file = "worker: {concurrency: 7}\nadmin: {port: 1}\nrabbitmq: {heartbeat_seconds: 20}\n"
+    file += f"webhook: {{public_url: '{url}'}}\n"
     for role in ROLES:
         ours = {key: value for key, value in values.items() if key != "existingConfigMap"}
         ours["config"] = {"worker": {"concurrency": 7}, "rabbitmq": {"heartbeat_seconds": 20}}
+        ours["config"]["webhook"] = {"public_url": url}
         mine = settings_from(values, tmp_path, role, file)
         same = settings_from(ours, tmp_path, role)
         of_role = {"worker": ("worker", "sms_api"), "webhook": ("webhook",)}[role]

@@ -11,7 +11,17 @@ import yaml
 
 from bridge.config.presets import PRESETS
 from tests.chart.generate import documented_values
-from tests.chart.rendering import CHART, CI, MINIMAL, Values, leaves, merged, nested, render_files
+from tests.chart.rendering import (
+    CHART,
+    CI,
+    MINIMAL,
+    Values,
+    config,
+    leaves,
+    merged,
+    nested,
+    render_files,
+)
 
 DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())
 SCHEMA = yaml.safe_load((CHART / "values.schema.json").read_text())
@@ -246,3 +256,52 @@ def test_every_map_of_the_schema_refuses_what_it_does_not_know() -> None:
             for part in ("worker", "webhook", "toolbox")
         ),
     }
+
+
+# --- The address that services call ---------------------------------------------------------------
+
+TWILIO = nested("webhook.endpoints", [{"path": "/t", "preset": "twilio", "existingSecret": "s"}])
+INGRESS = nested("ingress", {"enabled": True, "hosts": ["sms.example.com", "b.example.com"]})
+ROUTE = nested(
+    "httpRoute",
+    {"enabled": True, "parentRefs": [{"name": "g"}], "hostnames": ["sms.example.com"]},
+)
+GIVEN = "https://a.example.com/other"
+
+
+@pytest.mark.parametrize("way", [INGRESS, ROUTE], ids=["ingress", "httpRoute"])
+def test_the_public_url_is_that_of_the_host(way: Values) -> None:
+    webhook = config(merged(MINIMAL, TWILIO, way))["webhook"]
+
+    assert webhook["public_url"] == "https://sms.example.com/webhooks"
+    assert webhook["endpoints"][0]["public_url"] == "https://sms.example.com/t"
+
+
+def test_a_public_url_that_is_given_stays() -> None:
+    endpoint = {"path": "/t", "existingSecret": "s", "config": {"public_url": GIVEN}}
+    given = nested("webhook.endpoints", [endpoint])
+    default = nested("config.webhook.public_url", GIVEN)
+    webhook = config(merged(MINIMAL, given, default, INGRESS))["webhook"]
+
+    assert webhook["public_url"] == webhook["endpoints"][0]["public_url"] == GIVEN
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        {},
+        nested("ingress.hosts", ["sms.example.com"]),
+        nested("ingress", {"hosts": ["*.a.example"], "enabled": True}),
+    ],
+    ids=["none", "switched off", "a wildcard"],
+)
+def test_without_a_host_there_is_no_public_url(way: Values) -> None:
+    assert "public_url" not in config(merged(MINIMAL, way))["webhook"]
+
+
+def test_a_variable_for_the_public_url_is_not_contradicted() -> None:
+    """The worker would name another address than the one by which the receiver verifies."""
+    variable = {"name": "SMS_BRIDGE_WEBHOOK__PUBLIC_URL", "value": GIVEN}
+    values = merged(MINIMAL, INGRESS, nested("webhook.extraEnv", [variable]))
+
+    assert "public_url" not in config(values)["webhook"]

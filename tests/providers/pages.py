@@ -12,6 +12,7 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from bridge.admin.rendering import Rendering, render
+from bridge.callback import reference_in
 from bridge.config import EndpointSettings, Settings, load_settings
 from bridge.config.presets import PRESETS, Preset, documented_webhooks, webhook_repeats
 from bridge.webhook.normalize import normalize
@@ -117,7 +118,16 @@ def _event_row(example: Mapping[str, Any], endpoint: EndpointSettings) -> tuple[
     content_type = example.get("content_type", "application/json")
     is_form = content_type != "application/json"
     text = urlencode(example["body"]) if is_form else json.dumps(example["body"])
-    events = normalize(text.encode(), content_type, Verified(0, None, None), endpoint, now=0)
+    # The signature covers the address that was called, or the body has it.
+    reference = reference_in(example.get("callback", ""))
+    events = normalize(
+        text.encode(),
+        content_type,
+        Verified(0, None, None),
+        endpoint,
+        now=0,
+        reference=reference,
+    )
     return (
         example["means"],
         as_code(example["type"]),
@@ -178,7 +188,7 @@ def _events_row(preset: Preset) -> tuple[str, ...]:
         endpoint.message.from_pointers,
         endpoint.receipts.status_pointers,
         endpoint.opt_out.keyword_pointers,
-        endpoint.receipts.message_id_pointers,
+        _returns_our_id(preset),
         endpoint.message.media,
     )
     name = f"[{title_of(preset)}]({page_of(preset).name})"
@@ -228,7 +238,11 @@ def _receipts(preset: Preset) -> str:
     receipts = EndpointSettings.model_validate({"path": "/webhooks", "preset": preset}).receipts
     if not receipts.status_pointers:
         return "none"
-    return "with our `message_id`" if receipts.message_id_pointers else "by the service's id"
+    return "with our `message_id`" if _returns_our_id(preset) else "by the service's id"
+
+
+def _returns_our_id(preset: Preset) -> bool:
+    return any("message_id" in example for example in documented_webhooks(preset))
 
 
 def _locked_version(package: str) -> str:

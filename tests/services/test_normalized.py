@@ -12,6 +12,7 @@ from infobip_api_client.models.sms_inbound_message_result import SmsInboundMessa
 from sinch.domains.sms.sinch_events.v1.sms_sinch_event import SmsSinchEvent
 from telnyx.types import InboundMessagePayload, OutboundMessagePayload
 
+from bridge.callback import reference_in
 from bridge.config import EndpointSettings
 from bridge.config.presets import Preset, documented_webhooks
 from bridge.webhook.normalize import normalize
@@ -28,9 +29,12 @@ def body_of(example: Mapping[str, Any]) -> bytes:
     return (urlencode(example["body"]) if is_form else json.dumps(example["body"])).encode()
 
 
-def events_of(preset: str, body: bytes, content_type: str, verified: Verified) -> list[Event]:
+def events_of(
+    preset: str, body: bytes, content_type: str, verified: Verified, reference: str | None = None
+) -> list[Event]:
     endpoint = EndpointSettings.model_validate({"path": "/webhooks", "preset": preset})
-    events = normalize(body, content_type, verified, endpoint, now=time.time())
+    now = time.time()
+    events = normalize(body, content_type, verified, endpoint, now=now, reference=reference)
     return [json.loads(event.body) for event in events]
 
 
@@ -46,6 +50,7 @@ def test_a_webhook_that_the_client_takes_becomes_the_documented_events(
     name: str, example: Mapping[str, Any]
 ) -> None:
     service, scheme = SERVICES[name], scheme_of(name)
+    reference = reference_in(example.get("callback", ""))
     webhook = service.sign(body_of(example))
     content_type = example.get("content_type", JSON)
     headers = {**webhook.headers, "Content-Type": content_type}
@@ -56,7 +61,7 @@ def test_a_webhook_that_the_client_takes_becomes_the_documented_events(
     assert service.takes(webhook)
     assert [
         {name: event[name] for name in ("type", "id", "data")}
-        for event in events_of(name, webhook.body, content_type, verified)
+        for event in events_of(name, webhook.body, content_type, verified, reference)
     ] == example["normalized"]
 
 
@@ -89,6 +94,7 @@ def read_telnyx(body: Mapping[str, Any]) -> Event:
         "provider_id": outbound.id,
         "to": recipient.phone_number,
         "status": recipient.status,
+        "message_id": reference_in(outbound.webhook_url or ""),
     }
 
 

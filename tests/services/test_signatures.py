@@ -21,9 +21,11 @@ from messagebird.error import ValidationError
 from messagebird.request_validator import RequestValidator as MessageBirdValidator
 from plivo.utils import validate_signature as validate_v2_signature
 from plivo.utils import validate_v3_signature
+from plivo.utils.signature_v3 import construct_post_url, get_signature_v3
 from twilio.request_validator import RequestValidator as TwilioValidator
 from vonage_jwt import VonageVerifyJwtError, verify_signature
 
+from bridge.callback import callback_address, read_reference
 from bridge.errors import InvalidSignatureError
 from bridge.webhook.signatures.schemes import PRESETS, Scheme, decode_secret
 from bridge.webhook.signatures.verify import Verified, sign, verify
@@ -60,6 +62,28 @@ PLIVO_FORM = {
     "To": "12025550102",
     "TotalAmount": "0",
     "Type": "sms",
+    "Units": "1",
+}
+TWILIO_RECEIPT = {
+    "AccountSid": f"AC{TOKEN}",
+    "ApiVersion": "2010-04-01",
+    "From": "+12025550102",
+    "MessageSid": f"SM{TOKEN}",
+    "MessageStatus": "delivered",
+    "RawDlrDoneDate": "2601011200",
+    "SmsSid": f"SM{TOKEN}",
+    "SmsStatus": "delivered",
+    "To": "+12025550101",
+}
+# With a parameter that is not known here, and amounts with the dot that ends a query.
+PLIVO_RECEIPT = {
+    "CarrierFees": "0.00300",
+    "From": "12025550102",
+    "MessageUUID": "00000000-0000-4000-8000-000000000001",
+    "Status": "delivered",
+    "To": "12025550101",
+    "TotalAmount": "0.00350",
+    "TotalRate": "0.00350",
     "Units": "1",
 }
 
@@ -141,6 +165,45 @@ def plivo_takes(webhook: Webhook) -> bool:
     nonce = webhook.headers["X-Plivo-Signature-V3-Nonce"]
     values = fields(webhook.body)
     return bool(validate_v3_signature("POST", URL, nonce, SECRET, signature, values))
+
+
+@pytest.mark.parametrize("key", ["7f9c24e8-0b5c-4a5e-9d3b-1f0e6a2b8c4d", "order:17/a.b"])
+@pytest.mark.parametrize("name", ["twilio", "plivo"])
+def test_the_address_of_a_message_is_signed_with_its_reference(name: str, key: str) -> None:
+    """The service's own library signs the address as given; no other reference fits it."""
+    url = callback_address(URL, key, "+447700900123")
+    query = url.removeprefix(f"{URL}?").encode()
+    form = TWILIO_RECEIPT if name == "twilio" else PLIVO_RECEIPT
+    body, scheme = urlencode(form).encode(), scheme_of(name)
+    headers = [(b"content-type", FORM.encode())]
+    if name == "twilio":
+        signature = TwilioValidator(SECRET).compute_signature(url, form)
+        headers.append((b"x-twilio-signature", signature.encode()))
+    else:
+        signature = get_signature_v3(SECRET, construct_post_url(url, dict(form)).decode(), "n-1")
+        headers += [(b"x-plivo-signature-v3", signature), (b"x-plivo-signature-v3-nonce", b"n-1")]
+
+    def we_verify(query: bytes, body: bytes = body) -> Verified:
+        return verify(scheme, [SECRET.encode()], headers, body, now=time.time(), query=query)
+
+    assert we_verify(query).key_index == 0
+    assert read_reference(query) == key
+    first, value = min(form.items())
+    moved = {name: text for name, text in form.items() if name != first}
+    mutants = [
+        (b"", body),
+        (query[:-1], body),
+        (query + b"x", body),
+        # The first parameter at the end of the query, and the end of the query in the form.
+        (query + f"{first}{value}".encode(), urlencode(moved).encode()),
+        (query + f".{first}{value}".encode(), urlencode(moved).encode()),
+        (query[:-2], urlencode({query[-2:].decode() + first: value} | moved).encode()),
+        (b"", urlencode({f"{query.decode()}{first}": value} | moved).encode()),
+        (b"", urlencode({f"{query.decode()}.{first}": value} | moved).encode()),
+    ]
+    for mutant in mutants:
+        with pytest.raises(InvalidSignatureError):
+            we_verify(*mutant)
 
 
 # --- Telnyx: https://developers.telnyx.com/api-reference/callbacks -------------------------------

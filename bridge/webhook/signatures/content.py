@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
+from bridge.callback import is_reference
 from bridge.errors import InvalidSignatureError
 from bridge.webhook.signatures.forms import check_no_form, check_row, read_form, signed_row
 from bridge.webhook.signatures.header import Given, only
@@ -23,6 +24,9 @@ _TOKEN: Final = re.compile(rb"[!-~]{1,255}")
 # The characters of RFC 3986 and brackets. Without braces and quotes, no JSON object can begin in a
 # query.
 _QUERY: Final = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=:@/?%\[\]-]*")
+# As Plivo signs a form: with a query, its end takes the place of the question mark.
+_NO_QUERY: Final = "{url}?{params}"
+_QUERY_END: Final = "{url}.{params}"
 _AFTER_URL: Final = re.compile(r"\{url\}(.*?)\{(?:body|id)\}")
 
 
@@ -71,7 +75,7 @@ def read_parameters(
     content = scheme.signed_content
     if "{url}" in content and not _QUERY.fullmatch(query):
         raise InvalidSignatureError("malformed")
-    if query and _may_run_on(content):
+    if query and _may_run_on(content) and not (_marks_query(content) and is_reference(query)):
         raise InvalidSignatureError("malformed")
     if "{body}" in content or "{body_sha256}" in content:
         return None
@@ -93,7 +97,8 @@ def check_parameters(
     That includes an empty form with the row in the query.
     """
     if scheme.parameters is not None and params is not None:
-        check_row(scheme.parameters, params, query)
+        # Behind a query of Plivo's stands a dot, which is no part of it.
+        check_row(scheme.parameters, params, b"" if _marks_query(scheme.signed_content) else query)
 
 
 def with_digest(query: bytes, body: bytes) -> bytes:
@@ -125,7 +130,10 @@ def build_content(  # noqa: PLR0913  all parts of the content
         "body_sha256": hashlib.sha256(body).digest() if has_digest else b"",
         "params": b"" if params is None else signed_row(params).encode(),
     }
-    pieces = _parts(scheme.signed_content)
+    template = scheme.signed_content
+    if query and _marks_query(template):
+        template = template.replace(_NO_QUERY, _QUERY_END)
+    pieces = _parts(template)
     return b"".join(values[p] if i % 2 else p.encode() for i, p in enumerate(pieces))
 
 
@@ -161,6 +169,11 @@ def _may_run_on(template: str) -> bool:
         return True
     after = _AFTER_URL.search(template)
     return after is not None and bool(_QUERY.fullmatch(PLACEHOLDER.sub("", after[1]).encode()))
+
+
+def _marks_query(template: str) -> bool:
+    """Whether a dot ends the query in the signed content, and a question mark replaces both."""
+    return _NO_QUERY in template
 
 
 # One template for each endpoint; only tests use more.

@@ -9,6 +9,7 @@ from urllib.parse import quote_plus
 
 from pydantic_core import to_json
 
+from bridge.callback import callback_address
 from bridge.config import RequestSettings
 from bridge.config.api_request import Slot, build_document, parse_text
 from bridge.errors import InvalidMessageError
@@ -34,14 +35,18 @@ def write_json(value: object) -> bytes:
 
 
 def prepare_body(
-    settings: RequestSettings, fields: Mapping[str, Any], login: ApiLogin
+    settings: RequestSettings,
+    fields: Mapping[str, Any],
+    login: ApiLogin,
+    callback_url: str | None = None,
 ) -> WriteBody:
     """Prepare a body with these fields; the returned function raises InvalidMessageError.
 
     It does so if the message has a member besides `to`, `from` and `text` for which there is no
     place.
     """
-    read = functools.partial(_reader, login=login, digits=settings.to_format == "digits")
+    digits = settings.to_format == "digits"
+    read = functools.partial(_reader, login=login, digits=digits, callback_url=callback_url)
     match settings.body:
         case "json":
             return _JsonBody(build_document(fields), read)
@@ -161,7 +166,7 @@ def _no_place(name: str) -> InvalidMessageError:
     )
 
 
-def _reader(slot: Slot, *, login: ApiLogin, digits: bool) -> _Read:
+def _reader(slot: Slot, *, login: ApiLogin, digits: bool, callback_url: str | None) -> _Read:
     """Return the function that reads a placeholder's value from a message."""
     match slot.name:
         case "to":
@@ -181,6 +186,9 @@ def _reader(slot: Slot, *, login: ApiLogin, digits: bool) -> _Read:
         case "secret":
             # Read for each message, because the file may change.
             return lambda _, __: login.key.current
+        case "callback":
+            url = callback_url or ""
+            return lambda request, envelope: callback_address(url, envelope.key, request.to)
         case _:
             assert_never(slot.name)
 

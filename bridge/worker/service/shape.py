@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from bridge.config import RequestSettings, SmsApiSettings
 from bridge.config.api_answers import ErrorFate
+from bridge.config.api_request import slots_of
 from bridge.config.presets import code_meanings
 from bridge.errors import ConfigError
 from bridge.json_pointer import (
@@ -58,10 +59,13 @@ class ApiRequest:
 class Shape:
     """The format of the SMS API's requests and answers, as configured.
 
-    The header of `login` is built again whenever one of its secrets has changed.
+    The header of `login` is built again whenever one of its secrets has changed. Without a
+    `callback_url`, requests have no field that contains `{callback}`.
     """
 
-    def __init__(self, settings: SmsApiSettings, login: ApiLogin) -> None:
+    def __init__(
+        self, settings: SmsApiSettings, login: ApiLogin, callback_url: str | None = None
+    ) -> None:
         self.login = login
         self._key, self._username = login.key, login.username
         self._known_login: tuple[str, str] | None = None
@@ -78,13 +82,19 @@ class Shape:
         )
         kind, _, place = settings.idempotency.partition(":")
         self._idempotency_header = place.encode("ascii") if kind == "header" else None
-        fields = dict(settings.request.fields)
+        fields = {
+            pointer: value
+            for pointer, value in settings.request.fields.items()
+            if callback_url is not None or all(s.name != "callback" for s in slots_of(value))
+        }
         if kind == "field":
             fields.setdefault(place, "{key}")
         # In the default format the request is its own body, which pydantic writes fastest.
         own = {"fields": fields, "headers": {}}
         is_request = settings.request.model_copy(update=own) == RequestSettings()
-        self._write = None if is_request else prepare_body(settings.request, fields, login)
+        self._write = (
+            None if is_request else prepare_body(settings.request, fields, login, callback_url)
+        )
         self._is_text = settings.response.body == "text"
         self._codes_like = CODE_IN_TEXT if self._is_text else CODE
         accepted, duplicate = settings.response.accepted, settings.response.duplicate
@@ -223,14 +233,15 @@ class Shape:
         return ()
 
 
-def shape_from(settings: SmsApiSettings) -> Shape:
+def shape_from(settings: SmsApiSettings, callback_url: str | None = None) -> Shape:
     """Create the shape that the settings describe, with the secrets that it needs.
 
+    `callback_url` is the address to which the service sends receipts, if it is known.
     Raises ConfigError that names each missing setting, or a setting that cannot be used.
     """
     if settings.missing:
         raise ConfigError(*settings.missing)
-    return Shape(settings, ApiLogin(settings))
+    return Shape(settings, ApiLogin(settings), callback_url)
 
 
 def url_of(settings: SmsApiSettings) -> str:

@@ -43,20 +43,48 @@
 {{/*
 What services call: path, secretName, secretKeys, folder of the secret files, config (further
 settings) and isDefault of each. webhook.path is one unless there are others and it has no Secret.
+Where config names no public_url, it is that of the host of the Ingress or the HTTPRoute.
 */}}
 {{- define "sms-bridge.endpoints" -}}
 {{- $v := .Values }}
 {{- $all := list }}
 {{- $secret := include "sms-bridge.secretName" (dict "root" . "credential" "webhookSecrets") }}
+{{- $origin := include "sms-bridge.publicOrigin" . }}
 {{- if or $secret (not $v.webhook.endpoints) }}
-{{- $all = list (dict "path" $v.webhook.path "secretName" $secret "secretKeys" $v.webhookSecrets.secretKeys "folder" "webhook" "config" dict "isDefault" true) }}
+{{- $config := dict }}
+{{- if and $origin (not $v.existingConfigMap) (not ($v.config.webhook | default dict).public_url) (not (include "sms-bridge.setsPublicUrl" .)) }}
+{{- $config = dict "public_url" (print $origin $v.webhook.path) }}
+{{- end }}
+{{- $all = list (dict "path" $v.webhook.path "secretName" $secret "secretKeys" $v.webhookSecrets.secretKeys "folder" "webhook" "config" $config "isDefault" true) }}
 {{- end }}
 {{- range $number, $endpoint := $v.webhook.endpoints }}
 {{- $config := $endpoint.config | default dict }}
 {{- with $endpoint.preset }}{{ $config = merge (dict "preset" .) $config }}{{ end }}
+{{- if and $origin (not $config.public_url) }}{{ $config = merge (dict "public_url" (print $origin $endpoint.path)) $config }}{{ end }}
 {{- $all = append $all (dict "path" $endpoint.path "secretName" $endpoint.existingSecret "secretKeys" ($endpoint.secretKeys | default (list "current")) "folder" (printf "webhook-endpoints/%d" $number) "config" $config "isDefault" false) }}
 {{- end }}
 {{- toJson $all }}
+{{- end }}
+
+{{/*
+Where services reach the Ingress or the HTTPRoute, by its first host: https, because what services
+send must not be read on the way. Empty when no host is named, or only a wildcard.
+*/}}
+{{- define "sms-bridge.publicOrigin" -}}
+{{- $hosts := list }}
+{{- if .Values.ingress.enabled }}{{ $hosts = .Values.ingress.hosts }}
+{{- else if .Values.httpRoute.enabled }}{{ $hosts = .Values.httpRoute.hostnames }}
+{{- end }}
+{{- with $hosts | default list | first }}
+{{- if not (contains "*" .) }}{{ printf "https://%s" . }}{{ end }}
+{{- end }}
+{{- end }}
+
+{{/* Not empty where a variable of the receiver names the address. */}}
+{{- define "sms-bridge.setsPublicUrl" -}}
+{{- range .Values.webhook.extraEnv }}
+{{- if eq (upper .name) "SMS_BRIDGE_WEBHOOK__PUBLIC_URL" }}{{ .name }}{{ end }}
+{{- end }}
 {{- end }}
 
 {{/*

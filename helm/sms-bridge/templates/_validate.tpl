@@ -63,13 +63,11 @@ smsApi.account is empty: the preset {{ $preset }} needs it, {{ . }}.
 {{- if $endpoint.isDefault }}
 {{- $where = "config.webhook.public_url" }}
 {{- $settings = ternary dict ($.Values.config.webhook | default dict) (or $.Values.sandbox.enabled (not (empty $.Values.existingConfigMap)) (not (empty $.Values.webhook.extraEnvFrom))) }}
-{{- range $.Values.webhook.extraEnv }}
-{{- if eq (upper .name) "SMS_BRIDGE_WEBHOOK__PUBLIC_URL" }}{{ $settings = dict }}{{ end }}
-{{- end }}
+{{- if include "sms-bridge.setsPublicUrl" $ }}{{ $settings = dict }}{{ end }}
 {{- end }}
 {{- $signature := $settings.signature | default dict }}
 {{- $scheme := $signature.preset | default $settings.preset | default "generic" }}
-{{- if and (get $needs $scheme | default dict).public_url (not $settings.public_url) (not $signature.signed_content) }}
+{{- if and (get $needs $scheme | default dict).public_url (not $settings.public_url) (not $endpoint.config.public_url) (not $signature.signed_content) }}
 {{ $where }} is empty: {{ $scheme }} signs the whole address that it calls, name it.
 {{- end }}
 {{- end }}

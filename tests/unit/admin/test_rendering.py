@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 import pytest
 
@@ -67,6 +68,22 @@ def test_secret_in_the_body_is_masked(
     assert KEY not in repr(rendering)
     assert shown in rendering.body
     assert "AC1" in rendering.body
+
+
+def test_the_address_for_receipts_is_shown() -> None:
+    """As it is posted; of the endpoint with the same preset."""
+    url = "https://sms.example.com/webhooks"
+    others = {"path": "/other", "preset": "plivo", "public_url": f"{url}/plivo", "secrets": ["s"]}
+    own = {"path": "/twilio", "preset": "twilio", "public_url": f"{url}/twilio", "secrets": ["s"]}
+    api = {"preset": "twilio", "account": "AC1", "key": KEY}
+    body = '{"to": "+447700900123", "from": "Acme", "text": "Hi"}'
+
+    def callback(*endpoints: object) -> list[str]:
+        settings = Settings.model_validate({"sms_api": api, "webhook": {"endpoints": endpoints}})
+        return parse_qs(render(settings, body).body).get("StatusCallback", [])
+
+    assert callback(others, own) == [f"{url}/twilio?sms-bridge-id=the-message-id#rc=5&rp=all"]
+    assert callback(others) == callback(own | {"public_url": None}) == []
 
 
 def test_key_that_cannot_be_used_is_told() -> None:

@@ -22,7 +22,7 @@ from bridge.start_checks import check_roles
 PUBLIC_KEY = "11qYAYKxCrfVS/7TyWQHOg7hcvPapiMlrwIaaPcHURo="
 
 
-SIGN_ADDRESS = {"twilio", "messagebird", "plivo"}
+NEED_ADDRESS = {"twilio", "telnyx", "messagebird", "plivo"}
 UNSIGNED = {"vonage-sms", "infobip", "httpsms"}
 
 
@@ -72,7 +72,7 @@ def test_both_roles_could_start_with_it(tmp_path: Path, preset: Preset) -> None:
     assert settings.rabbitmq.username == "yes"
     assert endpoint.path == ("/webhooks" if preset == "generic" else f"/webhooks/{preset}")
     assert endpoint.secret_files == (tmp_path / "webhook",)
-    assert (endpoint.public_url is not None) == (preset in SIGN_ADDRESS)
+    assert (endpoint.public_url is not None) == (preset in NEED_ADDRESS)
     assert settings.sms_api.account in {"0123", None}
     assert settings.sms_api.auth.username in {"me #1 {you}", None}
     assert f"# Holds {webhook_secret(preset)}." in text
@@ -118,7 +118,7 @@ def test_the_questions_use_the_words_of_the_service(preset: Preset) -> None:
     for words in needed_settings(preset).values():
         assert f"For {preset}: {words}." in told
     assert webhook_secret(preset) in asked["webhook-secret-file"][0]
-    assert ("public-url" in asked) == (preset in SIGN_ADDRESS and preset not in UNSIGNED)
+    assert ("public-url" in asked) == (preset in NEED_ADDRESS and preset not in UNSIGNED)
 
 
 def test_services_without_a_signature_default_to_no_webhooks() -> None:

@@ -6,15 +6,19 @@ from dataclasses import replace
 import pytest
 import yaml
 
+from bridge.callback import read_reference
 from bridge.config import EndpointSettings, Settings
 from bridge.config.presets import PRESETS, Preset, documented_webhooks
 from bridge.errors import ConfigError, InvalidSignatureError
 from bridge.sandbox.records import AcceptedMessage
+from bridge.sandbox.service import PlayedService
 from bridge.sandbox.webhooks import Signer, WebhookContent, write_receipt, write_reply
 from bridge.webhook.endpoint import Endpoint
 from bridge.webhook.event import name_event, read_body
 from bridge.webhook.receipts import DeliveryState, Receipt
 from bridge.webhook.signatures.verify import Verified, verify
+from bridge.worker.envelope import Envelope
+from bridge.worker.request import parse_request
 from bridge.worker.service.shape import shape_from
 
 NUMBER = "+15550199"
@@ -23,7 +27,7 @@ MESSAGE = AcceptedMessage("the-id-of-it", NUMBER, "Acme", "Hello", "the-key", 0)
 PLAYED: list[Preset] = [preset for preset in PRESETS if preset != "generic"]
 # These take our key for the message's id, which is then both.
 SAME = {"android-sms-gateway", "infobip"}
-# These echo no reference of ours.
+# These echo no reference of ours, but call the address that came with the message.
 KEYLESS = {"twilio", "plivo", "telnyx"}
 
 
@@ -80,6 +84,31 @@ def test_a_message_without_a_key_has_none_in_its_receipt(preset: Preset) -> None
 
     assert receipt.message_id in {None, message.id}
     assert receipt.provider_id == message.id
+
+
+@pytest.mark.parametrize("preset", sorted(KEYLESS))
+def test_a_receipt_goes_to_the_address_that_came_with_the_message(preset: Preset) -> None:
+    """The bridge that the printed settings make finds its own id in what is sent and signed."""
+    signer = Signer(preset, URL, None)
+    bridge = printed(signer)
+    request = parse_request(b'{"to": "+15550199", "from": "Acme", "text": "Hi"}', bridge.worker)
+    envelope = Envelope(key="order-1", message_id=None, published_at=None, first_delivered_at=0)
+    posted = shape_from(bridge.sms_api, bridge.callback_url).encode(request, envelope)
+    service = PlayedService(preset)
+    headers = {name.decode().lower(): value.decode() for name, value in posted.common}
+    message = service.accept(service.read(headers, posted.body))
+    event = write_receipt(preset, message, "delivered")
+    signed = signer.sign(event)
+    reference = read_reference(signed.query)
+    (settings,) = bridge.webhook.all_endpoints
+    verified = check(endpoint_of(signer), signer, event)
+    named = name_event(event.body, event.content_type, verified, settings)
+    (receipt,) = named.receipts
+
+    assert reference == "order-1"
+    assert receipt.message_id == ("order-1" if preset == "telnyx" else None)
+    with pytest.raises(InvalidSignatureError, match="mismatch"):
+        check(endpoint_of(signer), signer, event, forged=True)
 
 
 def test_a_service_sends_no_receipt_that_is_not_documented() -> None:

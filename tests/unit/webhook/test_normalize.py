@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bridge.callback import reference_in
 from bridge.config import EndpointSettings
 from bridge.config.presets import PRESETS, Preset, documented_webhooks
 from bridge.config.webhook import NORMALIZED_TYPES
@@ -38,12 +39,14 @@ def events_of(
     *,
     event_id: str | None = None,
     encoding: str | None = None,
+    reference: str | None = None,
 ) -> list[WebhookEvent]:
     """Normalize a webhook; write a body that is not bytes as JSON or as a form."""
     if not isinstance(body, bytes):
         body = write(body, content_type)
     verified = Verified(0, event_id, SIGNED_AT)
-    return normalize(body, content_type, verified, ENDPOINTS[preset], encoding, now=NOW)
+    endpoint = ENDPOINTS[preset]
+    return normalize(body, content_type, verified, endpoint, encoding, now=NOW, reference=reference)
 
 
 def write(body: Any, content_type: str | None) -> bytes:
@@ -70,7 +73,8 @@ def test_documented_webhooks_become_events_of_one_form(
 ) -> None:
     content_type = webhook.get("content_type", JSON)
     body = write(webhook["body"], content_type)
-    events = events_of(preset, body, content_type)
+    reference = reference_in(webhook.get("callback", ""))
+    events = events_of(preset, body, content_type, reference=reference)
 
     assert read(events) == [
         {

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qsl
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bridge.callback import callback_address, reference_in
 from bridge.config import EndpointSettings, SmsApiSettings, WorkerSettings
 from bridge.config.presets import PRESETS, documented_webhooks
 from bridge.config.webhook import ReceiptSettings
@@ -57,7 +59,8 @@ def test_documented_webhooks_say_what_they_mean(preset: Any, webhook: Mapping[st
         webhook.get(name) for name in ("delivery", "provider_id", "message_id", "code")
     )
 
-    found = read_receipts(webhook["body"], webhook["type"], endpoint_of(preset))
+    reference = reference_in(webhook.get("callback", ""))
+    found = read_receipts(webhook["body"], webhook["type"], endpoint_of(preset), reference)
 
     assert [receipt[:4] for receipt in found] == ([expected] if "delivery" in webhook else [])
 
@@ -74,7 +77,7 @@ def test_each_preset_documents_every_outcome(preset: Any) -> None:
 
 # --- What comes back ------------------------------------------------------------------------------
 
-# Where each service takes a reference that it echoes; the others echo none.
+# Where each service takes a reference that it echoes.
 ECHOED = {
     "vonage": "/client_ref",
     "vonage-sms": "/client-ref",
@@ -84,6 +87,9 @@ ECHOED = {
     "android-sms-gateway": "/id",
     "httpsms": "/request_id",
 }
+# Where the others take an address for receipts.
+CALLBACKS = {"twilio": "/StatusCallback", "telnyx": "/webhook_url", "plivo": "/url"}
+CALLBACK_URL = "https://sms.example.com/webhooks"
 
 
 def keys_sent(preset: Any, key: str) -> dict[str, str]:
@@ -92,9 +98,10 @@ def keys_sent(preset: Any, key: str) -> dict[str, str]:
     settings = SmsApiSettings.model_validate({"preset": preset, **needed})
     body = parse_request(b'{"to": "+447700900001", "from": "Acme", "text": "Hi"}', WorkerSettings())
     envelope = Envelope(key=key, message_id=key, published_at=None, first_delivered_at=0)
-    content = shape_from(settings).encode(body, envelope).body
+    content = shape_from(settings, CALLBACK_URL).encode(body, envelope).body
     document = dict(parse_qsl(content.decode())) if content[:1] != b"{" else json.loads(content)
-    places = [pointer for pointer, value in settings.request.fields.items() if "{key" in str(value)]
+    fields = settings.request.fields.items()
+    places = [place for place, value in fields if re.search(r"\{(key|callback)", str(value))]
     return {place: find_all(document, place)[0] for place in places}
 
 
@@ -104,13 +111,37 @@ def test_our_key_comes_back(preset: Any) -> None:
     key = "7f9c24e8-0b5c-4a5e-9d3b-1f0e6a2b8c4d"
     endpoint = endpoint_of(preset)
     echoes = {ECHOED[preset]: key} if preset in ECHOED else {}
+    if preset in CALLBACKS:
+        options = "#rc=5&rp=all" if preset == "twilio" else ""
+        echoes = {CALLBACKS[preset]: f"{CALLBACK_URL}?sms-bridge-id={key}{options}"}
 
     assert keys_sent(preset, key) == echoes
-    assert bool(endpoint.receipts.message_id_pointers) == bool(echoes)
+    assert bool(endpoint.receipts.message_id_pointers) == (preset in ECHOED)
     for webhook in documented_webhooks(preset):
         body = json.loads(json.dumps(webhook["body"]).replace("order-1", key))
-        for receipt in read_receipts(body, webhook["type"], endpoint):
+        reference = reference_in(webhook.get("callback", "").replace("order-1", key))
+        for receipt in read_receipts(body, webhook["type"], endpoint, reference):
             assert receipt.message_id == (key if echoes else None)
+
+
+def test_the_signed_body_is_enough_where_it_has_the_address() -> None:
+    """Telnyx does not sign the address that it calls, but says in the body which one was given."""
+    payload: dict[str, Any] = {"id": "m-1", "to": [{"status": "delivered"}]}
+    given = {"webhook_url": callback_address(CALLBACK_URL, "order-1", "+447700900001")}
+    others: tuple[dict[str, Any], ...] = (
+        {},
+        {"webhook_url": None},
+        {"webhook_url": CALLBACK_URL},
+        {"webhook_url": [1]},
+    )
+
+    def message_id(members: dict[str, Any]) -> str | None:
+        document = {"data": {"payload": payload | members}}
+        (receipt,) = read_receipts(document, "message.finalized", endpoint_of("telnyx"))
+        return receipt.message_id
+
+    assert message_id(given) == "order-1"
+    assert [message_id(other) for other in others] == [None] * len(others)
 
 
 @pytest.mark.parametrize("preset", ECHOED)

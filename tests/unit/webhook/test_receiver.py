@@ -1,6 +1,7 @@
 """The receiver without a broker: its answers to anything, and events that come more than once."""
 
 import asyncio
+import base64
 import gc
 import hashlib
 import hmac
@@ -10,6 +11,7 @@ import tracemalloc
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
+from urllib.parse import urlencode
 
 import jwt
 import pytest
@@ -320,6 +322,58 @@ async def test_the_only_endpoint_is_not_named(ears: Ears) -> None:
     await answer_of(receiver, make_request(EVENT, []))
 
     assert [line.get("route") for line in ears.heard("webhook")] == [None, None]
+
+
+@pytest.mark.parametrize("form", ["raw", "normalized"])
+async def test_the_signed_address_has_the_id_of_the_message(form: str) -> None:
+    seen: list[dict[str, Any]] = []
+
+    class Reader(Store):
+        def write_at_once(self, body: bytes, **rest: Any) -> Publication:
+            seen.append({"body": body, "properties": rest["properties"]})
+            return write()
+
+    members = {"AccountSid": f"AC{'0' * 32}", "From": "+12025550102", "To": "+12025550101"}
+    members |= {"MessageSid": f"SM{'1' * 32}", "MessageStatus": "delivered"}
+    query = b"sms-bridge-id=order-1"
+    row = "".join(name + text for name, text in sorted(members.items()))
+    content = f"{PUBLIC_URL}?{query.decode()}{row}".encode()
+    signature = base64.b64encode(hmac.digest(SECRET.encode(), content, "sha1"))
+    headers = [
+        (b"x-twilio-signature", signature),
+        (b"content-type", b"application/x-www-form-urlencoded"),
+    ]
+    receipts = {"status_pointers": ("/MessageStatus",), "delivered": ("delivered",)}
+    receiver = make_receiver(Reader(), "twilio", body=form, receipts=receipts)
+    body = urlencode(members).encode()
+
+    assert (await answer_of(receiver, make_request(body, headers, query=query))).status == 200
+    assert seen[0]["properties"].headers["sms-bridge-message-id"] == "order-1"
+    assert (seen[0]["body"] == body) == (form == "raw")
+    assert (b'"message_id":"order-1"' in seen[0]["body"]) == (form == "normalized")
+    for other in (b"", b"sms-bridge-id=order-2", query + b"&a=1"):
+        assert (await answer_of(receiver, make_request(body, headers, query=other))).status == 401
+
+
+async def test_a_query_that_is_not_signed_says_nothing() -> None:
+    """Anyone on the way could change it, and the signature would still fit."""
+    seen: list[dict[str, Any]] = []
+
+    class Reader(Store):
+        def write_at_once(self, body: bytes, **rest: Any) -> Publication:
+            seen.append({"body": body, "properties": rest["properties"]})
+            return write()
+
+    receiver = make_receiver(
+        Reader(),
+        receipts={"status_pointers": ("/status",), "delivered": ("delivered",)},
+    )
+    body = b'{"type": "receipt", "status": "delivered"}'
+    request = make_request(body, query=b"sms-bridge-id=order-1")
+
+    assert (await answer_of(receiver, request)).status == 200
+    assert seen[0]["properties"].headers["sms-bridge-delivery"] == "delivered"
+    assert "sms-bridge-message-id" not in seen[0]["properties"].headers
 
 
 async def test_a_get_is_published_as_the_form_in_its_query() -> None:

@@ -355,6 +355,28 @@ def test_idempotency(idempotency: str, header: bytes | None, members: dict[str, 
 
 
 @pytest.mark.parametrize("body", ["json", "form"])
+def test_the_address_for_receipts_has_the_key(body: str) -> None:
+    """Without a known address there is no such field, at any depth."""
+    deep = {"Deep": [{"u": "{callback}"}]} if body == "json" else {}
+    places = fields(body, To="{to}", Body="{text}", Callback="{callback}#rc=5", **deep)
+    known = shape_from(settings(request=places), "https://sms.example.com/w")
+
+    def read(prepared: Shape, key: str) -> dict[str, Any]:
+        written = whole(prepared.encode(request(), envelope(key)))[2]
+        return json.loads(written) if body == "json" else dict(parse_qsl(written.decode()))
+
+    assert read(known, "order-17")["Callback"] == (
+        "https://sms.example.com/w?sms-bridge-id=order-17#rc=5"
+    )
+    number = REQUEST["to"][1:]
+    assert read(known, f"to-{number}")["Callback"] == "https://sms.example.com/w#rc=5"
+    assert read(shape(request=places), "order-17") == {
+        "To": REQUEST["to"],
+        "Body": REQUEST["text"],
+    }
+
+
+@pytest.mark.parametrize("body", ["json", "form"])
 def test_members_of_the_publishers_own_are_sent_beside(body: str) -> None:
     """With `worker.extra_fields: forward`, other members go to the top of any body."""
     prepared = shape(request=fields(body, To="{to}", Body="{text}"))
