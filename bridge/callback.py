@@ -5,24 +5,26 @@ and send its receipts there. The worker adds the idempotency key to that address
 receiver reads it from the receipt again. It trusts the reference only where the service's
 signature covers it, so the reference needs no signature of its own.
 
-The query consists of letters, digits, `-`, `_`, `~` and one `=`. Every program reads these in the
-same way, percent-encoding changes none of them, and no signature scheme uses them as a separator.
+The query consists of letters, digits, `-`, `_` and one `=`. Every program reads these in the same
+way, percent-encoding changes none of them, and no signature scheme uses them as a separator.
 """
 
 import base64
 import binascii
 import re
+import unicodedata
 from typing import Final
+from urllib.parse import unquote
 
 # Telling, so that it is not mistaken for a parameter of another program.
 PARAMETER: Final = "sms-bridge-id"
 # Twilio allows 4,000 characters; Telnyx and Plivo document no limit.
 MAX_ADDRESS_CHARACTERS: Final = 1000
 # Marks a key in base64url; a key that is written as it is cannot begin with it.
-_ENCODED: Final = "~"
-_PLAIN: Final = re.compile(r"[A-Za-z0-9_-]{1,255}")
-_REFERENCE: Final = re.compile(rb"(~?)([A-Za-z0-9_-]{1,340})")
-_ALONE: Final = re.compile(rb"%s=~?[A-Za-z0-9_-]{1,340}" % PARAMETER.encode())
+_ENCODED: Final = "_"
+_PLAIN: Final = re.compile(r"[A-Za-z0-9-][A-Za-z0-9_-]{0,254}")
+_REFERENCE: Final = re.compile(rb"(_?)([A-Za-z0-9-][A-Za-z0-9_-]{0,339})")
+_ALONE: Final = re.compile(rb"%s=%s" % (PARAMETER.encode(), _REFERENCE.pattern))
 _KEY: Final = re.compile(r"[!-~]{1,255}")
 
 # A phone number has 7 to 15 digits (ITU-T E.164) in any grouping, and up to two more as a prefix to
@@ -80,10 +82,18 @@ def is_reference(query: bytes) -> bool:
 
 
 def looks_like_number(text: str) -> bool:
-    """Whether a text is a phone number, or contains one with a +."""
+    """Whether a text, or what it percent-encodes, is a phone number, or contains one with a +."""
+    text = _decoded(text)
     return bool(_NUMBER.fullmatch(text) or PLUS.search(text))
 
 
 def _contains_number(key: str, to: str) -> bool:
-    digits = to.removeprefix("+")[-_END_DIGITS:]
-    return len(digits) == _END_DIGITS and digits in _NO_DIGITS.sub("", key)
+    # Without a + it is a short code, which belongs to no person.
+    return to.startswith("+") and to[1:][-_END_DIGITS:] in _NO_DIGITS.sub("", _decoded(key))
+
+
+def _decoded(text: str) -> str:
+    """Undo percent-encoding, and write the digits of all scripts as ASCII."""
+    if "%" not in text:
+        return text
+    return "".join(str(unicodedata.decimal(character, character)) for character in unquote(text))
