@@ -80,6 +80,9 @@ def _check_public(value: str) -> str:
         )
     if "?" in value:
         raise ValueError("must not contain a query; it is taken from each request")
+    if not re.fullmatch("[!-~]*", value):
+        # The service calls, signs and is given exactly this text.
+        raise ValueError("must be ASCII, percent-encoded as the service calls it")
     return _check_http(value)
 
 

@@ -33,7 +33,6 @@ DIGEST_BYTES: Final[Mapping[str, int]] = {
 
 # A header's name (RFC 9110, 5.6.2), or a key of the kv format.
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_VISIBLE: Final = re.compile(r"[!-~]+")
 _TOUCHING_TOKEN: Final = re.compile(
     r"\{(?:id|nonce)\}\{(?:body|body_sha256|url|params|id|nonce)\}"
     r"|\{(?:body|body_sha256|url|params)\}\{(?:id|nonce)\}"
@@ -245,8 +244,6 @@ def _content_faults(scheme: Scheme) -> Iterator[str]:
     for name, value, key, remedy in needs:
         if name in used and value is None:
             yield f"{key}: is missing, but the service signs {{{name}}}; set it to {remedy}"
-    if "url" in used and scheme.url is not None and not _VISIBLE.fullmatch(scheme.url):
-        yield "public_url: must be ASCII, percent-encoded as the service calls it"
 
 
 def _format_faults(scheme: Scheme) -> Iterator[str]:

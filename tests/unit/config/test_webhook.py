@@ -254,10 +254,12 @@ def test_what_cannot_work_is_told_by_its_key(
             "webhook.public_url: must not contain a fragment; remove the # and the text after it;",
         ),
         ("https://sms.example.com/a?b=1", "webhook.public_url: must not contain a query; "),
+        ("https://exämple.com/webhooks", "webhook.public_url: must be ASCII, percent-encoded as "),
+        ("https://sms.example.com/a b", "webhook.public_url: must be ASCII, percent-encoded as "),
     ],
 )
 def test_what_a_public_url_may_not_hold(faults: Faults, url: str, told: str) -> None:
-    """A fragment is for the service, and a query is read from each request."""
+    """A fragment is for the service, a query is read from each request, and HTTP carries ASCII."""
     (said,) = faults({"webhook": {"public_url": url}})
 
     assert said.startswith(told)

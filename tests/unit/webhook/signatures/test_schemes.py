@@ -157,12 +157,6 @@ def test_every_contradiction_is_told_at_once() -> None:
     assert len(caught.value.faults) == 3
 
 
-def test_the_public_url_is_what_is_on_the_wire() -> None:
-    """A public URL with letters that HTTP cannot carry would never match."""
-    with pytest.raises(ConfigError, match="public_url: must be ASCII"):
-        scheme_from(signature_settings(preset="twilio"), "https://exämple.com/webhooks")
-
-
 # --- Secrets -------------------------------------------------------------------------------------
 
 SECRETS = {
