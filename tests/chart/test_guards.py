@@ -92,7 +92,7 @@ def test_defaults_alone_name_what_is_missing() -> None:
         (nested("rabbitmq.tls.existingSecret", "tls"), "rabbitmq.tls.enabled is false"),
         (
             nested("rabbitmq.tls", {"enabled": True, "existingSecret": "tls", "keyKey": "k"}),
-            "a client certificate needs its private key",
+            "go together: set both or neither",
         ),
         (
             nested("rabbitmq.tls", {"enabled": True, "certKey": "c", "keyKey": "k"}),
@@ -117,7 +117,7 @@ def test_defaults_alone_name_what_is_missing() -> None:
         # What the program would refuse as well, in a pod that cannot start.
         (
             nested("smsApi.preset", "twilio"),
-            "smsApi.account is empty: the preset twilio needs it, the Account SID",
+            "smsApi.account is empty: the preset twilio needs the Account SID",
         ),
         (
             nested(
@@ -136,7 +136,7 @@ def test_defaults_alone_name_what_is_missing() -> None:
         # What the chart sets itself.
         (
             nested("config.sms_api.proxy", "http://user:secret@proxy:3128"),
-            "config.sms_api.proxy holds a user or a password",
+            "config.sms_api.proxy contains a user or a password",
         ),
         (
             nested("config.rabbitmq.url", "amqp://a/"),
@@ -194,7 +194,7 @@ def test_defaults_alone_name_what_is_missing() -> None:
         ),
         (
             merged(KEDA, nested("worker.autoscaling.enabled", True)),
-            "KEDA makes a HorizontalPodAutoscaler of its own",
+            "KEDA creates its own HorizontalPodAutoscaler",
         ),
         (merged(KEDA, nested("worker.keda.managementUrl", "")), "managementUrl is empty"),
         (
@@ -222,26 +222,26 @@ def test_defaults_alone_name_what_is_missing() -> None:
                 nested("webhook.autoscaling.enabled", True),
                 nested("webhook.resources.requests", {"cpu": None, "memory": "1Gi"}),
             ),
-            "a percentage of webhook.resources.requests.cpu, which is empty",
+            "in percent of webhook.resources.requests.cpu, which is empty",
         ),
         (
             nested("worker.podDisruptionBudget.minAvailable", 2),
-            "worker.podDisruptionBudget.minAvailable (2) keeps all pods when there are 2",
+            "worker.podDisruptionBudget.minAvailable (2) keeps all pods (2)",
         ),
         (
             nested("worker.podDisruptionBudget.minAvailable", "51%"),
-            "worker.podDisruptionBudget.minAvailable (51%) keeps all pods when there are 2",
+            "worker.podDisruptionBudget.minAvailable (51%) keeps all pods (2)",
         ),
         (
             merged(KEDA, nested("worker.podDisruptionBudget.minAvailable", 1)),
-            "worker.podDisruptionBudget.minAvailable (1) keeps all pods when there are 1",
+            "worker.podDisruptionBudget.minAvailable (1) keeps all pods (1)",
         ),
         # Endpoints.
         (
             merged(endpoints("/a", "/a"), nested("webhookSecrets.existingSecret", "")),
             "webhook.endpoints has the path /a twice",
         ),
-        (endpoints("/webhooks"), "or webhook.path is it too"),
+        (endpoints("/webhooks"), "or it is also webhook.path"),
         (
             merged(
                 endpoints("/a"),
@@ -287,7 +287,7 @@ def test_defaults_alone_name_what_is_missing() -> None:
             merged(
                 nested("networkPolicy.enabled", True), nested("rabbitmq.secretKeys.port", "port")
             ),
-            "networkPolicy.enabled needs to know the port of the broker",
+            "networkPolicy.enabled needs RabbitMQ's port",
         ),
         # Topology.
         (nested("topology.enabled", True), "topology.clusterReference needs either"),
@@ -355,7 +355,7 @@ def test_an_address_is_asked_for_where_the_preset_knows_none(preset: Preset, way
     if preset_settings(preset)["base_url"] is not None:
         assert render(values)
     else:
-        with pytest.raises(RenderError, match=rf"baseUrl is empty.* the preset {preset} does not"):
+        with pytest.raises(RenderError, match=rf"baseUrl is empty.* the preset {preset} has none"):
             render(values)
 
 
@@ -363,7 +363,7 @@ def test_the_comment_names_the_presets_without_an_address() -> None:
     (comment,) = (c for path, _, c in documented_values() if path == "smsApi.baseUrl")
     without = [name for name in PRESETS if preset_settings(name)["base_url"] is None]
 
-    assert comment.endswith(f": {' and '.join(without)} do not")
+    assert comment.endswith(f": {' and '.join(without)} have none")
 
 
 @pytest.mark.parametrize(

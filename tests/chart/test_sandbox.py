@@ -177,19 +177,22 @@ def test_policies_keep_it_inside() -> None:
     [
         (
             nested("smsApi.baseUrl", "https://sms.example.com"),
-            "beside smsApi.baseUrl, a real service (https://sms.example.com): take one out",
+            "smsApi.baseUrl (https://sms.example.com), a real service, are both set: remove",
         ),
         (
             nested("smsApi.preset", "telnyx"),
-            "beside the preset telnyx, a real service (https://api.telnyx.com): take one out",
+            "the preset telnyx (https://api.telnyx.com), a real service, are both set: remove",
         ),
-        (nested("config.sms_api.preset", "infobip"), "the preset infobip, a real service: take"),
-        (nested("config.sms_api.proxy", "http://proxy:3128"), "beside config.sms_api.proxy"),
+        (nested("config.sms_api.preset", "infobip"), "the preset infobip, a real service, are"),
+        (
+            nested("config.sms_api.proxy", "http://proxy:3128"),
+            "and config.sms_api.proxy are both set",
+        ),
         (
             nested("config.webhook.signature", {"preset": "github"}),
-            "beside config.webhook.signature: the sandbox signs as generic",
+            "and config.webhook.signature are both set: the sandbox signs as generic",
         ),
-        (nested("config.webhook.preset", "twilio"), "beside config.webhook.preset"),
+        (nested("config.webhook.preset", "twilio"), "and config.webhook.preset are both set"),
         (
             merged(
                 nested("webhookSecrets.existingSecret", ""),
@@ -200,7 +203,7 @@ def test_policies_keep_it_inside() -> None:
     ],
 )
 def test_it_is_refused_beside_a_real_service(values: Values, sentence: str) -> None:
-    """One sentence says which of the two to take out, before a text reaches anybody, or nobody."""
+    """One sentence says which of the two to remove."""
     with pytest.raises(RenderError) as caught:
         render(merged(SANDBOX, values))
 

@@ -1,4 +1,4 @@
-{{/* Every reason why these values cannot work, a sentence each, before anything is rendered. */}}
+{{/* Refuse values that cannot work, with one sentence for each fault, before anything is rendered. */}}
 {{- define "sms-bridge.validate" -}}
 {{- $faults := list }}
 {{- range $part := list "roles" "services" "credentials" "tls" "settings" "stopping" "scaling" "endpoints" "exposure" "sandbox" "topology" }}
@@ -11,39 +11,39 @@
 {{- end }}
 {{- end }}
 
-{{/* Each part writes its faults, a line each. */}}
+{{/* Each part writes one line for each fault. */}}
 
 {{- define "sms-bridge.validate.roles" }}
 {{- if not (or .Values.worker.enabled .Values.webhook.enabled) }}
 worker.enabled and webhook.enabled are both false: there is nothing to deploy.
 {{- end }}
 {{- if not .Values.image.repository }}
-image.repository is empty: name the image, without the registry {{ .Values.image.registry }}.
+image.repository is empty: set the image's repository, without the registry {{ .Values.image.registry }}.
 {{- end }}
 {{- with .Values.rabbitmq }}
 {{- if not (or .host .hosts .secretKeys.host) }}
-rabbitmq.host is empty: name the broker's host, those of a cluster in rabbitmq.hosts, or in rabbitmq.secretKeys.host the key of the Secret that holds it.
+rabbitmq.host is empty: set RabbitMQ's host, a cluster's hosts in rabbitmq.hosts, or the Secret's key with the host in rabbitmq.secretKeys.host.
 {{- end }}
 {{- range $other, $value := dict "rabbitmq.host" .host "rabbitmq.secretKeys.host" .secretKeys.host }}
 {{- if and $.Values.rabbitmq.hosts $value }}
-{{ join " and " (list $other "rabbitmq.hosts" | sortAlpha) }} are both set: which one is meant is never guessed, take one out.
+{{ join " and " (list $other "rabbitmq.hosts" | sortAlpha) }} are both set: remove one.
 {{- end }}
 {{- end }}
 {{- range $part := list "host" "port" }}
 {{- if and (get $.Values.rabbitmq $part) (get $.Values.rabbitmq.secretKeys $part) }}
-rabbitmq.{{ $part }} and rabbitmq.secretKeys.{{ $part }} are both set: which one is meant is never guessed, take one out.
+rabbitmq.{{ $part }} and rabbitmq.secretKeys.{{ $part }} are both set: remove one.
 {{- end }}
 {{- end }}
 {{- end }}
 {{- if and .Values.worker.enabled (not (include "sms-bridge.smsApiUrl" .)) }}
-smsApi.baseUrl is empty: the worker needs the address of the SMS service, which the preset {{ include "sms-bridge.smsApiPreset" . }} does not know: name it, or in smsApi.preset a service whose address is known.
+smsApi.baseUrl is empty: set the address of the SMS service, because the preset {{ include "sms-bridge.smsApiPreset" . }} has none, or set smsApi.preset.
 {{- end }}
 {{- if and .Values.webhook.enabled (eq (int .Values.admin.port) (int .Values.webhook.containerPort)) }}
-admin.port and webhook.containerPort are both {{ .Values.admin.port }}: metrics must not be public.
+admin.port and webhook.containerPort are both {{ .Values.admin.port }}: metrics must not be public. Change one.
 {{- end }}
 {{- end }}
 
-{{/* What the program would refuse to start without, as far as it stands in values. */}}
+{{/* Settings without which the program would not start, as far as values contain them. */}}
 {{- define "sms-bridge.validate.services" }}
 {{- $needs := .Files.Get "files/service-needs.yaml" | fromYaml }}
 {{- $preset := include "sms-bridge.smsApiPreset" . }}
@@ -53,7 +53,7 @@ admin.port and webhook.containerPort are both {{ .Values.admin.port }}: metrics 
 {{- end }}
 {{- if and .Values.worker.enabled (not .Values.sandbox.enabled) (not .Values.existingConfigMap) (not .Values.worker.extraEnvFrom) (not $given) }}
 {{- with (get $needs $preset).account }}
-smsApi.account is empty: the preset {{ $preset }} needs it, {{ . }}.
+smsApi.account is empty: the preset {{ $preset }} needs {{ . }}.
 {{- end }}
 {{- end }}
 {{- if .Values.webhook.enabled }}
@@ -68,7 +68,7 @@ smsApi.account is empty: the preset {{ $preset }} needs it, {{ . }}.
 {{- $signature := $settings.signature | default dict }}
 {{- $scheme := $signature.preset | default $settings.preset | default "generic" }}
 {{- if and (get $needs $scheme | default dict).public_url (not $settings.public_url) (not $endpoint.config.public_url) (not $signature.signed_content) }}
-{{ $where }} is empty: {{ $scheme }} signs the whole address that it calls, name it.
+{{ $where }} is empty: {{ $scheme }} signs the whole address that it calls. Set that address.
 {{- end }}
 {{- end }}
 {{- end }}
@@ -85,38 +85,38 @@ smsApi.account is empty: the preset {{ $preset }} needs it, {{ . }}.
 {{- if not (include "sms-bridge.secretName" (dict "root" $ "credential" $credential)) }}
 {{- $literals := list }}
 {{- range $keys }}{{ $literals = append $literals (printf "--from-literal=%s=..." .) }}{{ end }}
-{{ $credential }}.existingSecret is empty: name a Secret with {{ join " and " $keys }}, made by `kubectl create secret generic NAME --namespace {{ include "sms-bridge.namespace" $ }} {{ join " " $literals }}`
-{{- if $e.enabled }}, or set externalSecrets.remoteRefs.{{ $credential }}{{ end }}{{ if eq $credential "webhookSecrets" }}; webhooks that nobody can verify are never taken in{{ end }}.
+{{ $credential }}.existingSecret is empty: set the name of a Secret with {{ join " and " $keys }}, made by `kubectl create secret generic NAME --namespace {{ include "sms-bridge.namespace" $ }} {{ join " " $literals }}`
+{{- if $e.enabled }}, or set externalSecrets.remoteRefs.{{ $credential }}{{ end }}{{ if eq $credential "webhookSecrets" }}; without a secret no webhook can be verified{{ end }}.
 {{- end }}
 {{- if and $e.enabled (get $e.remoteRefs $credential) (get $.Values $credential).existingSecret }}
-{{ $credential }}.existingSecret and externalSecrets.remoteRefs.{{ $credential }} are both set: which one is meant is never guessed, take one out.
+{{ $credential }}.existingSecret and externalSecrets.remoteRefs.{{ $credential }} are both set: remove one.
 {{- end }}
 {{- end }}
 {{- if and $e.enabled (not $e.secretStoreRef.name) }}
-externalSecrets.secretStoreRef.name is empty: name the store to read from.
+externalSecrets.secretStoreRef.name is empty: set the name of the secret store.
 {{- end }}
 {{- end }}
 
 {{- define "sms-bridge.validate.tls" }}
 {{- with .Values.rabbitmq.tls }}
 {{- if and .existingSecret (not .enabled) }}
-rabbitmq.tls.existingSecret is set but rabbitmq.tls.enabled is false: switch TLS on or take the Secret out.
+rabbitmq.tls.existingSecret is set but rabbitmq.tls.enabled is false: enable TLS or remove the Secret.
 {{- end }}
 {{- if ne (empty .certKey) (empty .keyKey) }}
-rabbitmq.tls.certKey and rabbitmq.tls.keyKey go together: a client certificate needs its private key.
+rabbitmq.tls.certKey and rabbitmq.tls.keyKey go together: set both or neither.
 {{- end }}
 {{- if and .certKey (not .existingSecret) }}
-rabbitmq.tls.certKey is set but rabbitmq.tls.existingSecret is empty: name the Secret with the client certificate.
+rabbitmq.tls.certKey is set but rabbitmq.tls.existingSecret is empty: set the Secret with the client certificate.
 {{- end }}
 {{- if and .existingSecret (not (or .caKey .certKey)) }}
-rabbitmq.tls.existingSecret is set but caKey and certKey are both empty: name the key to use or take the Secret out.
+rabbitmq.tls.existingSecret is set but caKey and certKey are both empty: set a key or remove the Secret.
 {{- end }}
 {{- end }}
 {{- end }}
 
 {{- define "sms-bridge.validate.settings" }}
 {{- if and .Values.existingConfigMap .Values.config }}
-config and existingConfigMap are both set: which one is meant is never guessed, take one out.
+config and existingConfigMap are both set: remove one.
 {{- end }}
 {{- range $section, $keys := include "sms-bridge.ownSettings" . | fromYaml }}
 {{- range $key, $instead := $keys }}
@@ -136,21 +136,21 @@ config.{{ $section }}.{{ $key }} is set by the chart: use {{ $instead }}.
 {{- $api := .Values.config.sms_api | default dict }}
 {{- range $key := list "preset" "account" }}
 {{- if and (get $.Values.smsApi $key) (get $api $key) }}
-smsApi.{{ $key }} and config.sms_api.{{ $key }} are both set: which one is meant is never guessed, take one out.
+smsApi.{{ $key }} and config.sms_api.{{ $key }} are both set: remove one.
 {{- end }}
 {{- end }}
 {{- if ($api.auth | default dict).username_file }}
 config.sms_api.auth.username_file is set by the chart: use smsApi.secretKeys.username.
 {{- end }}
 {{- if contains "@" (get $api "proxy" | default "" | toString) }}
-config.sms_api.proxy holds a user or a password: a ConfigMap is no place for them.
+config.sms_api.proxy contains a user or a password, and a ConfigMap is not secret: remove them.
 {{- end }}
 {{- end }}
 
 {{- define "sms-bridge.validate.stopping" }}
 {{- with .Values.worker }}
 {{- if and .enabled (lt (float64 .shutdownTimeoutSeconds) (float64 $.Values.smsApi.timeoutSeconds)) }}
-worker.shutdownTimeoutSeconds ({{ .shutdownTimeoutSeconds }}) is below smsApi.timeoutSeconds ({{ $.Values.smsApi.timeoutSeconds }}): a stopping worker would cut a request off, and nobody would know whether the SMS was sent.
+worker.shutdownTimeoutSeconds ({{ .shutdownTimeoutSeconds }}) is below smsApi.timeoutSeconds ({{ $.Values.smsApi.timeoutSeconds }}): a stopping worker would cut a request off, and it would be unknown whether the SMS was sent.
 {{- end }}
 {{- end }}
 {{- with .Values.webhook }}
@@ -173,17 +173,17 @@ webhook.shutdownTimeoutSeconds ({{ .shutdownTimeoutSeconds }}) is below the {{ a
 {{- if and .Values.worker.enabled (eq (include "sms-bridge.setting" (list . "worker" "ordering") | fromJson).value "recipient") }}
 {{- with .Values.worker }}
 {{- if or .autoscaling.enabled .keda.enabled }}
-config.worker.ordering is recipient, where one worker sends and the others stand by: an autoscaler would only add standbys. Switch worker.autoscaling and worker.keda off; worker.replicaCount 2 keeps one in reserve.
+config.worker.ordering is recipient, where one worker sends and the others stand by: an autoscaler would only add standbys. Disable worker.autoscaling and worker.keda; worker.replicaCount 2 keeps one in reserve.
 {{- end }}
 {{- end }}
 {{- end }}
 {{- with .Values.worker }}
 {{- if and .enabled .keda.enabled }}
 {{- if .autoscaling.enabled }}
-worker.autoscaling.enabled and worker.keda.enabled are both true: KEDA makes a HorizontalPodAutoscaler of its own, switch one off.
+worker.autoscaling.enabled and worker.keda.enabled are both true: KEDA creates its own HorizontalPodAutoscaler. Disable one.
 {{- end }}
 {{- if not .keda.managementUrl }}
-worker.keda.managementUrl is empty: KEDA asks RabbitMQ's management API, such as http://rabbitmq:15672.
+worker.keda.managementUrl is empty: set the URL of RabbitMQ's management API, such as http://rabbitmq:15672.
 {{- end }}
 {{- if eq (empty .keda.existingSecret) (empty .keda.authenticationRef.name) }}
 worker.keda needs either existingSecret, with a monitoring user's {{ .keda.secretKeys.username }} and {{ .keda.secretKeys.password }}, or authenticationRef.name.
@@ -205,7 +205,7 @@ worker.keda.minReplicaCount ({{ .keda.minReplicaCount }}) is above maxReplicaCou
 {{- end }}
 {{- range $resource, $target := dict "cpu" .targetCPUUtilizationPercentage "memory" .targetMemoryUtilizationPercentage }}
 {{- if and $target (not (get (($r.resources).requests | default dict) $resource)) }}
-{{ $role }}.autoscaling follows {{ $resource }}, a percentage of {{ $role }}.resources.requests.{{ $resource }}, which is empty.
+{{ $role }}.autoscaling uses {{ $resource }}, in percent of {{ $role }}.resources.requests.{{ $resource }}, which is empty.
 {{- end }}
 {{- end }}
 {{- end }}
@@ -216,7 +216,7 @@ worker.keda.minReplicaCount ({{ .keda.minReplicaCount }}) is above maxReplicaCou
 {{- $stay := int .minAvailable }}
 {{- if kindIs "string" .minAvailable }}{{ $stay = ceil (divf (mulf (trimSuffix "%" .minAvailable | float64) $least) 100) | int }}{{ end }}
 {{- if ge $stay $least }}
-{{ $role }}.podDisruptionBudget.minAvailable ({{ .minAvailable }}) keeps all pods when there are {{ $least }}: node drains would hang. Use maxUnavailable.
+{{ $role }}.podDisruptionBudget.minAvailable ({{ .minAvailable }}) keeps all pods ({{ $least }}): node drains would hang. Use maxUnavailable.
 {{- end }}
 {{- end }}
 {{- end }}
@@ -228,16 +228,16 @@ worker.keda.minReplicaCount ({{ .keda.minReplicaCount }}) is above maxReplicaCou
 {{- $taken := dict }}
 {{- range $endpoint := include "sms-bridge.endpoints" . | fromJsonArray }}
 {{- if hasKey $taken $endpoint.path }}
-webhook.endpoints has the path {{ $endpoint.path }} twice, or webhook.path is it too: give each endpoint a path of its own.
+webhook.endpoints has the path {{ $endpoint.path }} twice, or it is also webhook.path: give each endpoint its own path.
 {{- end }}
 {{- $_ := set $taken $endpoint.path true }}
 {{- end }}
 {{- if not (include "sms-bridge.endpoints" . | fromJsonArray | first).isDefault }}
 {{- if .Values.tests.signed }}
-tests.signed is true but webhookSecrets.existingSecret is empty: the test signs for webhook.path, which is not served.
+tests.signed is true but webhookSecrets.existingSecret is empty: the test signs for webhook.path, which is then not served.
 {{- end }}
 {{- if ne .Values.webhook.path "/webhooks" }}
-webhook.path is set but webhookSecrets.existingSecret is empty: beside webhook.endpoints it is served only with a Secret.
+webhook.path is set but webhookSecrets.existingSecret is empty: with webhook.endpoints, webhook.path is served only with a Secret.
 {{- end }}
 {{- end }}
 {{- end }}
@@ -255,30 +255,30 @@ webhook.service.{{ $key }} is set but webhook.service.type is {{ $.Values.webhoo
 {{ $way }}.enabled is true but webhook.enabled is false: there is nothing to route to.
 {{- end }}
 {{- if and $w.enabled (not (get $w $needed)) }}
-{{ $way }}.{{ $needed }} is empty: name {{ ternary "the host that the SMS service calls" "the gateway" (eq $way "ingress") }}.
+{{ $way }}.{{ $needed }} is empty: set {{ ternary "the host that the SMS service calls" "the gateway" (eq $way "ingress") }}.
 {{- end }}
 {{- end }}
 {{- if and .Values.networkPolicy.enabled .Values.rabbitmq.secretKeys.port }}
-networkPolicy.enabled needs to know the port of the broker: give it in rabbitmq.port, in place of rabbitmq.secretKeys.port.
+networkPolicy.enabled needs RabbitMQ's port: set rabbitmq.port instead of rabbitmq.secretKeys.port.
 {{- end }}
 {{- if and .Values.podMonitor.enabled .Values.serviceMonitor.enabled }}
-podMonitor.enabled and serviceMonitor.enabled are both true: every pod would be scraped twice, switch one off.
+podMonitor.enabled and serviceMonitor.enabled are both true: every pod would be scraped twice. Disable one.
 {{- end }}
 {{- end }}
 
 {{- define "sms-bridge.validate.sandbox" }}
 {{- if .Values.sandbox.enabled }}
-{{- $one := "take one out: sandbox.enabled where texts are to reach people, the other where they are not" }}
+{{- $one := "remove sandbox.enabled if texts are to reach people, or the other if they are not" }}
 {{- with .Values.smsApi.baseUrl }}
-sandbox.enabled is true beside smsApi.baseUrl, a real service ({{ . }}): {{ $one }}.
+sandbox.enabled and smsApi.baseUrl ({{ . }}), a real service, are both set: {{ $one }}.
 {{- end }}
 {{- $preset := include "sms-bridge.smsApiPreset" . }}
 {{- if ne $preset "generic" }}
-sandbox.enabled is true beside the preset {{ $preset }}, a real service{{ with get (.Files.Get "files/sms-apis.yaml" | fromYaml) $preset }} ({{ . }}){{ end }}: {{ $one }}. The sandbox here plays generic alone.
+sandbox.enabled and the preset {{ $preset }}{{ with get (.Files.Get "files/sms-apis.yaml" | fromYaml) $preset }} ({{ . }}){{ end }}, a real service, are both set: {{ $one }}. The chart's sandbox imitates generic only.
 {{- end }}
 {{- $config := .Values.config }}
 {{- with ($config.sms_api | default dict).proxy }}
-sandbox.enabled is true beside config.sms_api.proxy: the worker would look for the sandbox behind the proxy, take it out.
+sandbox.enabled and config.sms_api.proxy are both set: the worker would look for the sandbox behind the proxy. Remove the proxy.
 {{- end }}
 {{- if .Values.webhook.enabled }}
 {{- if not (include "sms-bridge.sandboxEndpoint" . | fromJson) }}
@@ -287,7 +287,7 @@ sandbox.enabled is true but webhookSecrets.existingSecret is empty: the sandbox 
 {{- range $key := list "preset" "signature" }}
 {{- with get ($config.webhook | default dict) $key }}
 {{- if ne (toString .) "generic" }}
-sandbox.enabled is true beside config.webhook.{{ $key }}: the sandbox signs as generic, and every webhook of it would be refused, take one out.
+sandbox.enabled and config.webhook.{{ $key }} are both set: the sandbox signs as generic, so its webhooks would be refused. Remove one.
 {{- end }}
 {{- end }}
 {{- end }}
@@ -302,11 +302,11 @@ sandbox.enabled is true beside config.webhook.{{ $key }}: the sandbox signs as g
 topology.clusterReference needs either the name of a RabbitmqCluster or a connectionSecret.
 {{- end }}
 {{- if and $t.createUser (or (ne .Values.rabbitmq.secretKeys.username "username") (ne .Values.rabbitmq.secretKeys.password "password")) }}
-topology.createUser needs rabbitmq.secretKeys to be username and password: the operator reads and writes no others.
+topology.createUser needs rabbitmq.secretKeys to be username and password: the operator uses only these.
 {{- end }}
 {{- with .Values.rabbitmq.secretKeys }}
 {{- if and $t.createUser (or .host .port) (not (include "sms-bridge.importsUser" $)) }}
-topology.createUser makes a Secret without host and port: give rabbitmq.host and rabbitmq.port, in place of rabbitmq.secretKeys.host and rabbitmq.secretKeys.port.
+topology.createUser makes a Secret without host and port: set rabbitmq.host and rabbitmq.port instead of rabbitmq.secretKeys.host and rabbitmq.secretKeys.port.
 {{- end }}
 {{- end }}
 {{- if and $t.extraBindings (not .Values.webhook.enabled) }}
