@@ -124,7 +124,7 @@ async def test_the_twilio_tutorial_can_be_rehearsed(
     """The tutorial's configuration sends, and receives a reply and a receipt, from the sandbox."""
     (config,) = _blocks("docs/twilio.md", "yaml")
     (send,) = re.findall(r"^sms-bridge send .*$", "".join(_blocks("docs/twilio.md")), re.MULTILINE)
-    assert config.count("https://sms.example.com") == 2
+    assert config.count("https://sms.example.com") == 1
     config = config.replace("https://sms.example.com", "http://localhost:8080")
     config = config.replace("/run/secrets", str(folder)).replace(
         "amqp://localhost:5672/", broker.url + VHOST
@@ -140,7 +140,7 @@ async def test_the_twilio_tutorial_can_be_rehearsed(
     assert outcome["outcome"] == "sent"
     assert (reply["type"], reply["data"]["text"]) == ("message.received", "Yes")
     assert receipt["type"] == "receipt.delivered"
-    assert receipt["data"]["provider_id"] == outcome["provider_id"]
+    assert receipt["data"]["message_id"] == outcome["message_id"]
 
 
 def _names_in(folder: Path) -> set[str]:

@@ -1,4 +1,4 @@
-"""Writes what docs/providers says of each preset's data: requests, answers, webhooks, the index.
+"""Writes the generated parts of docs/providers: requests, answers, webhooks and the index.
 
 python -m tests.providers.pages
 """
@@ -24,7 +24,7 @@ from tests.markdown import table
 PROJECT: Final = Path(__file__).parents[2]
 FOLDER: Final = PROJECT / "docs" / "providers"
 INDEX: Final = FOLDER / "README.md"
-# Each has a page of its own; `generic` is what the other documents speak of.
+# Each has a page; the other documents describe `generic`.
 SERVICES: Final = tuple(preset for preset in PRESETS if preset != "generic")
 # The number is from a range that is reserved for fiction.
 BODY: Final = json.dumps({"to": "+447700900123", "from": "Acme", "text": "Your code is 1234"})
@@ -101,14 +101,14 @@ def answers_part(rendering: Rendering) -> str:
 
 
 def webhooks_part(preset: Preset) -> str:
-    """Make a table of what the service calls, as it is published."""
+    """Make the table of the service's documented webhooks and their events."""
     endpoint = EndpointSettings.model_validate({"path": "/webhooks", "preset": preset})
     return table(
         (
-            "The service says",
-            "Its own type",
+            "Event",
+            "Service's type",
             "Published as",
-            "Has our `message_id`",
+            "Has `message_id`",
         ),
         (_event_row(example, endpoint) for example in documented_webhooks(preset)),
     )
@@ -141,10 +141,10 @@ def index_part(folder: Path) -> str:
         (
             "Service",
             "Preset",
-            "Requests held against",
-            "Error codes known",
-            "Key against repeats",
-            "Webhooks verified by",
+            "Requests compared with",
+            "Known error codes",
+            "Idempotency key",
+            "Webhook signature",
             "Receipts",
         ),
         (_row(preset, folder) for preset in SERVICES),
@@ -152,32 +152,40 @@ def index_part(folder: Path) -> str:
 
 
 def repeats_part() -> str:
-    """Make the table of what becomes of a webhook that is not answered with 200."""
+    """Make the table of how each service repeats a webhook that is not answered 200."""
     return table(
-        ("Service", "Calls again", "What the bridge does about it"),
+        ("Service", "Repeats a webhook", "The bridge answers"),
         (_repeats_row(preset) for preset in SERVICES),
     )
 
 
-# What the fields of webhooks were taken from, and the client that signs or reads them in a test.
+# Source of the webhooks' fields, and the client that signs or reads them in a test.
 _HELD_AGAINST: Final[dict[Preset, str]] = {
-    "twilio": "its pages; signed by `twilio`",
-    "vonage": "its pages and its Java client; signed by `vonage-jwt`",
-    "vonage-sms": "its API's definition",
-    "telnyx": "its pages; read by `telnyx`",
-    "messagebird": "two other programs that take them; signed by `messagebird`",
-    "sinch": "its pages; signed and read by `sinch`",
-    "plivo": "its pages; signed by `plivo`",
-    "infobip": "its pages; read by `infobip-api-python-client`",
-    "android-sms-gateway": "its pages",
-    "httpsms": "the server's source",
+    "twilio": "documentation; signed by `twilio`",
+    "vonage": "documentation and Java client; signed by `vonage-jwt`",
+    "vonage-sms": "API definition",
+    "telnyx": "documentation; read by `telnyx`",
+    "messagebird": "two other receivers; signed by `messagebird`",
+    "sinch": "documentation; signed and read by `sinch`",
+    "plivo": "documentation; signed by `plivo`",
+    "infobip": "documentation; read by `infobip-api-python-client`",
+    "android-sms-gateway": "documentation",
+    "httpsms": "server's source",
 }
 
 
 def events_part() -> str:
-    """Make the table of what the webhooks of each service say."""
+    """Make the table of the events that each service's webhooks become."""
     return table(
-        ("Service", "Message", "Receipt", "Opt-out", "Our id back", "Media", "Held against"),
+        (
+            "Service",
+            "Message",
+            "Receipt",
+            "Opt-out",
+            "Returns `message_id`",
+            "Media",
+            "Source of the fields",
+        ),
         (_events_row(preset) for preset in SERVICES),
     )
 
@@ -198,11 +206,9 @@ def _events_row(preset: Preset) -> tuple[str, ...]:
 def _repeats_row(preset: Preset) -> tuple[str, ...]:
     endpoint = EndpointSettings.model_validate({"path": "/webhooks", "preset": preset})
     seconds = endpoint.response_timeout_seconds
-    within = "" if seconds is None else f"answered within {seconds:g} s"
+    within = "" if seconds is None else f"within {seconds:g} s"
     unsigned = (
-        "503 where the signature is missing, unreadable or stale"
-        if endpoint.unsigned != 401
-        else ""
+        "503 if the signature is missing, unreadable or stale" if endpoint.unsigned != 401 else ""
     )
     ours = "; ".join(filter(None, (within, unsigned))) or "-"
     return (f"[{title_of(preset)}]({page_of(preset).name})", webhook_repeats(preset), ours)
@@ -215,7 +221,7 @@ def _row(preset: Preset, folder: Path) -> tuple[str, ...]:
     return (
         f"[{title_of(preset)}]({page_of(preset).name})",
         f"`{preset}`",
-        f"`{client}` {_locked_version(client)}" if client else "the server's source",
+        f"`{client}` {_locked_version(client)}" if client else "server's source",
         str(len(api.response.errors)),
         f"`{api.idempotency}`" if api.knows_repeats else "none",
         _signature(preset),
@@ -226,7 +232,7 @@ def _row(preset: Preset, folder: Path) -> tuple[str, ...]:
 def _signature(preset: Preset) -> str:
     endpoint = EndpointSettings.model_validate({"path": "/webhooks", "preset": preset})
     if not endpoint.knows_signature:
-        return "none of its own"
+        return "none"
     scheme = SCHEMES[endpoint.signature.preset]
     is_public = scheme.algorithm == "ed25519"
     kind = "Ed25519" if is_public else f"HMAC-{scheme.algorithm.upper()}"
@@ -238,7 +244,7 @@ def _receipts(preset: Preset) -> str:
     receipts = EndpointSettings.model_validate({"path": "/webhooks", "preset": preset}).receipts
     if not receipts.status_pointers:
         return "none"
-    return "with our `message_id`" if _returns_our_id(preset) else "by the service's id"
+    return "by `message_id`" if _returns_our_id(preset) else "by `provider_id`"
 
 
 def _returns_our_id(preset: Preset) -> bool:
