@@ -259,7 +259,7 @@ def _missing_workers(status: "Status") -> Iterator[str]:
     count_twice = sum(bool(worker.pauses and worker.held) for _, worker in status.workers)
     hidden = consumers - len(status.workers) - count_twice
     if consumers == 0 and not status.workers:
-        yield "NO WORKER  consumes requests: none is running, or all are paused or lack a broker"
+        yield "NO WORKER  consumes requests; start one; if one is running, its log says why"
     elif hidden > 0:
         yield (
             f"NOT SHOWN  {hidden} of {_how_many(consumers)} that consume: name their admin "
@@ -281,6 +281,7 @@ def _queues(status: "Status", width: int) -> Iterator[StatusLine]:
     source = ""
     if status.queues_from == "workers":
         source = f"seen by a worker {_age(status.queues_at)} ago"
+    main = status.queues[0].name
     oldest = status.oldest_seconds
     in_hand = "" if oldest is None else f"oldest held: {format_age(oldest)}"
     rows = [
@@ -288,13 +289,13 @@ def _queues(status: "Status", width: int) -> Iterator[StatusLine]:
             queue.name,
             _ready(queue),
             _count(queue.consumers),
-            in_hand if queue.role == "requests" else "",
+            # Of all workers, whichever queue the message is from.
+            in_hand if queue.name == main else "",
         )
         for queue in status.queues
         if queue.role != "retry"
     ]
     yield from _table(("QUEUE", "WAITING", "CONSUMERS", source), rows)
-    main = status.queues[0].name
     steps = (
         f"{_step(queue.name, main)} {_ready(queue)}"
         for queue in status.queues

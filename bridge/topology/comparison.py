@@ -85,7 +85,10 @@ def refusal(entity: Entity, error: ChannelClosed) -> Difference:
     """Turn the broker's refusal of a declare into a difference with a remedy."""
     match error:
         case ChannelNotFoundEntity():
-            fix = f"create it, or set rabbitmq.topology to declare{_or_without(entity)}"
+            fix = (
+                "run `sms-bridge topology declare`, or set rabbitmq.topology to declare"
+                f"{_or_without(entity)}"
+            )
             return Difference(entity, "missing", broker_text(error), fix)
         case ChannelLockedResource():
             fix = "declare it without `exclusive`"

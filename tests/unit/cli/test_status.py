@@ -142,6 +142,16 @@ def test_all_is_well() -> None:
     assert max(len(line) for line in lines) <= WIDTH
 
 
+def test_the_oldest_held_message_is_shown_once() -> None:
+    """The age is that of all queues together, so it stands beside the main queue only."""
+    urgent = QueueReport(name="sms.outbound.urgent", role="requests", exists=True, ready=0)
+    found = screen(*TWO, queues=(QUEUES[0], urgent, *QUEUES[1:]), oldest_seconds=75.0)
+
+    assert [line.split()[0] for line in found.splitlines() if "oldest held" in line] == [
+        "sms.outbound"
+    ]
+
+
 def test_an_operators_pause() -> None:
     ones = [worker(f"10.0.0.{last}:9090", paused("operator")) for last in (7, 8)]
     note = OperatorPauseReport(since=ago(2300), reason="wrong text", by="anna@admin-1")
