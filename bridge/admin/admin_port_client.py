@@ -216,7 +216,7 @@ async def _read(client: Client, port: AdminPort, page: str) -> bytes:
 UNKNOWN: Final = (
     "no worker answers on this computer; each worker's /readyz says whether it is paused"
 )
-_ALARMS: Final = "look at rabbitmq-diagnostics check_local_alarms"
+_ALARMS: Final = "look at rabbitmq-diagnostics check_alarms"
 _BY_ITSELF: Final = "the worker resumes by itself"
 # By the reason of a pause: its cause and its remedy.
 _MEANINGS: Final[Mapping[str, tuple[str, str]]] = {

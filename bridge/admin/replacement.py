@@ -112,7 +112,7 @@ class CopyPublisher:
         if self.publisher.is_blocked:
             return (
                 f"{error}: the broker accepts no messages (memory or disk alarm); look at "
-                "rabbitmq-diagnostics check_local_alarms; copies on their way may still be stored"
+                "rabbitmq-diagnostics check_alarms; copies on their way may still be stored"
             )
         if error.fault != "error":
             return str(error)

@@ -133,7 +133,7 @@ class Link:
         if reason is None:
             log.info("broker_unblocked", link=self.name)
             return
-        remedy = "the broker accepts no messages; run rabbitmq-diagnostics check_local_alarms"
+        remedy = "the broker accepts no messages; run rabbitmq-diagnostics check_alarms"
         log.warning("broker_blocked", link=self.name, why=f"{reason}; {remedy}")
 
 

@@ -204,7 +204,7 @@ def _faults(status: "Status") -> Iterator[str]:
     elif broker.stores is False:
         yield (
             "BROKER  accepts no messages (memory or disk alarm); look at "
-            "rabbitmq-diagnostics check_local_alarms"
+            "rabbitmq-diagnostics check_alarms"
         )
     if broker.refused:
         yield (

@@ -210,7 +210,7 @@ async def _each_command_names(live: Live, bench: Bench, queue: str) -> None:
     said = [one.text for one in findings if one.subject == "worker"]
     for text in (lines, *said):
         assert f"RabbitMQ refuses messages for {queue}: it is full" in text
-        assert "check_local_alarms" not in text
+        assert "check_alarms" not in text
     assert len(said) == 1
 
 

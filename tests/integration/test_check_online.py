@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import re
 import shlex
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -20,6 +21,7 @@ from bridge.admin.checks.findings import Finding, judge_certificate
 from bridge.admin.doctor import examine
 from bridge.amqp.connecting import close_quietly, open_first_connection
 from bridge.config import Role, Settings
+from bridge.errors import BrokerError
 from bridge.sandbox.broker import Broker
 from bridge.topology.declarations import bridge_topology
 from bridge.topology.upkeep import provide
@@ -197,9 +199,13 @@ async def test_events_that_pile_up_are_told(site: Site) -> None:
 
 
 async def test_an_alarm_is_told_with_all_else(site: Site) -> None:
+    """The command in the remedy shows the alarm: `check_local_alarms` of RabbitMQ 4.3 does not."""
     await site.declare()
     async with memory_alarm(site.broker):
         found = await site.examine()
+        [command] = re.findall(r"`rabbitmq-diagnostics (\w+)`", _said(found["fail"]))
+        with pytest.raises(BrokerError, match="Memory alarm"):
+            await asyncio.to_thread(site.broker.ctl, command, tool="rabbitmq-diagnostics")
 
     assert "accepts no messages (memory or disk alarm)" in _said(found["fail"])
     assert "queues and exchanges match" in _said(found["ok"])

@@ -184,7 +184,7 @@ async def check_permissions(broker: CheckedBroker) -> list[Finding]:
                 f"broker {host_of(broker.url)}",
                 "fail",
                 "accepts no messages (memory or disk alarm); permissions were not checked",
-                "look at `rabbitmq-diagnostics check_local_alarms`; run this again after the alarm",
+                "look at `rabbitmq-diagnostics check_alarms`; run this again after the alarm",
             )
         ]
     finally:
