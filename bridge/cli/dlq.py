@@ -111,7 +111,7 @@ def list_letters(  # noqa: PLR0913  an option each
     """Show the oldest dead letters, a line each: age, reason, attempts, status, code, number, id.
 
     Numbers are masked without --reveal. With --json, each line is a JSON object. The last line
-    counts letters that repeat the id of another one, because they are copies of one message.
+    counts letters with the same id as another one: copies of one message.
     """
     import asyncio
 

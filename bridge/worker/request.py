@@ -36,7 +36,7 @@ class SendRequest(BaseModel):
         extra="forbid", hide_input_in_errors=True, serialize_by_alias=True, defer_build=True
     )
 
-    to: Annotated[To, Field(description="`+` and 4 to 15 digits, of which the first is not 0.")]
+    to: Annotated[To, Field(description="`+` and 4 to 15 digits, not starting with 0.")]
     sender: Annotated[
         SenderName,
         Field(
@@ -47,8 +47,8 @@ class SendRequest(BaseModel):
     text: Annotated[
         Text,
         Field(
-            description="1 to `worker.max_text_length` characters; of control characters only tab, "
-            "line feed and carriage return."
+            description="1 to `worker.max_text_length` characters, without control characters "
+            "except tab, line feed and carriage return."
         ),
     ]
 
@@ -65,8 +65,7 @@ class ShortCodeRequest(SendRequest):
     to: Annotated[
         ToOrShortCode,
         Field(
-            description="`+` and 4 to 15 digits, of which the first is not 0; or a short code of 3 "
-            "to 8 digits."
+            description="`+` and 4 to 15 digits, not starting with 0; or a short code, 3 to 8 digits."
         ),
     ]
 
