@@ -46,32 +46,36 @@ def _option(text: str, metavar: str | None = None) -> object:
 )
 def init(  # noqa: PLR0913  an option each
     *,
-    where: Annotated[str | None, _option("host or kubernetes.", "PLACE")] = None,
-    image: Annotated[str | None, _option("The image, for Kubernetes.")] = None,
-    broker: Annotated[str | None, _option("RabbitMQ, without user and password.", "URL")] = None,
-    broker_user: Annotated[str | None, _option("Its user.", "NAME")] = None,
-    broker_password_file: Annotated[
-        str | None, _option("A file with the password.", "FILE")
+    where: Annotated[
+        str | None, _option("Where the bridge runs: host or kubernetes.", "PLACE")
     ] = None,
+    image: Annotated[str | None, _option("Kubernetes: the image.")] = None,
+    broker: Annotated[
+        str | None, _option("Address of RabbitMQ, without user and password.", "URL")
+    ] = None,
+    broker_user: Annotated[str | None, _option("User of RabbitMQ.", "NAME")] = None,
+    broker_password_file: Annotated[str | None, _option("File with the password.", "FILE")] = None,
     broker_secret_name: Annotated[
-        str | None, _option("The Secret with username and password, for Kubernetes.", "NAME")
+        str | None, _option("Kubernetes: the Secret with username and password.", "NAME")
     ] = None,
-    preset: Annotated[str | None, _option("The service, as in sms_api.preset.", "NAME")] = None,
-    base_url: Annotated[str | None, _option("Its address, if the preset has none.", "URL")] = None,
-    account: Annotated[str | None, _option("Your account there, if the service needs one.")] = None,
-    username: Annotated[str | None, _option("Your user there, if the service needs one.")] = None,
-    key_file: Annotated[str | None, _option("A file with the API key.", "FILE")] = None,
+    preset: Annotated[str | None, _option("SMS service, as in sms_api.preset.", "NAME")] = None,
+    base_url: Annotated[
+        str | None, _option("Address of the service, if the preset has none.", "URL")
+    ] = None,
+    account: Annotated[str | None, _option("Account at the service, if it needs one.")] = None,
+    username: Annotated[str | None, _option("User at the service, if it needs one.")] = None,
+    key_file: Annotated[str | None, _option("File with the API key.", "FILE")] = None,
     key_secret_name: Annotated[
-        str | None, _option("The Secret with the API key, for Kubernetes.", "NAME/KEY")
+        str | None, _option("Kubernetes: the Secret with the API key.", "NAME/KEY")
     ] = None,
     webhook_secret_file: Annotated[
-        str | None, _option("A file with the webhook secret; none: no webhooks.", "FILE")
+        str | None, _option("File with the webhook secret, or none for no webhooks.", "FILE")
     ] = None,
     webhook_secret_name: Annotated[
-        str | None, _option("The same for Kubernetes, as a Secret.", "NAME/KEY")
+        str | None, _option("Kubernetes: the Secret with the webhook secret, or none.", "NAME/KEY")
     ] = None,
     public_url: Annotated[
-        str | None, _option("The address that the service calls, if it must be known.", "URL")
+        str | None, _option("Public address of the webhooks, if the preset needs it.", "URL")
     ] = None,
     output: Annotated[
         Path | None,

@@ -65,7 +65,8 @@ class ShortCodeRequest(SendRequest):
     to: Annotated[
         ToOrShortCode,
         Field(
-            description="`+` and 4 to 15 digits, not starting with 0; or a short code, 3 to 8 digits."
+            description="`+` and 4 to 15 digits, not starting with 0; or a short code (3 to 8 "
+            "digits)."
         ),
     ]
 
