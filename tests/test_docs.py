@@ -24,7 +24,13 @@ from bridge.worker.fates import DeadReason, PauseReason, RetryReason
 
 ROOT = Path(__file__).parent.parent
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
-OTHERS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md")
+OTHERS = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "examples/README.md",
+    "examples/pitfalls.md",
+)
 PAGES = [*DOCS, *(ROOT / name for name in OTHERS)]
 
 
