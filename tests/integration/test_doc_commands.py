@@ -167,7 +167,7 @@ class Reader:
 
     async def _run(self, command: str) -> None:
         if FUNCTION.fullmatch(command):
-            self.prelude += f"{self._here(command)}\n"
+            self.prelude += f"{command}\n"
         elif command.startswith(SANDBOX):
             await self._start_sandbox(command)
         elif command.startswith("rabbitmqctl "):
@@ -175,7 +175,7 @@ class Reader:
             files = [str(self.folder / word) if word.endswith(".json") else word for word in words]
             await asyncio.to_thread(self.broker.ctl, *files)
         else:
-            script = ["bash", "-o", "pipefail", "-c", self.prelude + self._here(command)]
+            script = ["bash", "-o", "pipefail", "-c", self._here(self.prelude + command)]
             async with asyncio.timeout(SECONDS):
                 done = await anyio.run_process(
                     script, cwd=self.folder, env=self.environ, check=False
