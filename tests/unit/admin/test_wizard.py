@@ -75,7 +75,7 @@ def test_both_roles_could_start_with_it(tmp_path: Path, preset: Preset) -> None:
     assert (endpoint.public_url is not None) == (preset in NEED_ADDRESS)
     assert settings.sms_api.account in {"0123", None}
     assert settings.sms_api.auth.username in {"me #1 {you}", None}
-    assert f"# Holds {webhook_secret(preset)}." in text
+    assert f"# Contains {webhook_secret(preset)}." in text
     assert "Canary7" not in text
     assert PUBLIC_KEY not in text
 
@@ -94,7 +94,7 @@ def test_the_worker_could_start_alone(tmp_path: Path, preset: Preset) -> None:
 def test_what_a_proxy_signs_is_said(tmp_path: Path) -> None:
     for preset in PRESETS:
         text, settings = written(answers(preset, tmp_path), tmp_path)
-        is_by_proxy = "# How a proxy in front signs the webhooks that it has checked.\n" in text
+        is_by_proxy = "# How your proxy signs the webhooks that it has checked.\n" in text
         assert is_by_proxy == (preset in UNSIGNED)
         if is_by_proxy:
             assert settings.webhook.endpoints[0].signature.preset == "plain"
