@@ -6,12 +6,14 @@ import pkgutil
 import re
 import shlex
 import subprocess
+import textwrap
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import get_args
 
 import pytest
+import yaml
 from typer._click.core import Command
 from typer._click.exceptions import UsageError
 from typer.core import TyperGroup
@@ -19,7 +21,7 @@ from typer.main import get_command
 
 from bridge import errors
 from bridge.__main__ import app
-from bridge.config import WebhookSettings, WorkerSettings
+from bridge.config import Settings, WebhookSettings, WorkerSettings
 from bridge.worker.fates import DeadReason, PauseReason, RetryReason
 
 ROOT = Path(__file__).parent.parent
@@ -218,6 +220,23 @@ def test_commands_that_are_named_exist(page: Path) -> None:
     faults = {command: _fault_in(command) for command in _commands_in(_code(page))}
 
     assert {command: fault for command, fault in faults.items() if fault} == {}
+
+
+YAML = re.compile(r"^ *```yaml\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+
+
+def test_settings_that_are_shown_can_be_loaded() -> None:
+    """Every example of config.yaml in a page is one; docs/deployment.md shows chart values."""
+    shown = [
+        yaml.safe_load(textwrap.dedent(block))
+        for page in PAGES
+        if page.name != "deployment.md"
+        for block in YAML.findall(page.read_text(encoding="utf-8"))
+    ]
+
+    assert len(shown) > 5
+    for settings in shown:
+        Settings.model_validate(settings)
 
 
 def test_every_exit_code_is_listed() -> None:
