@@ -75,9 +75,10 @@ class DeadLetter(NamedTuple):
 class Evidence:
     """All the facts, once every process has ended.
 
-    `published` counts the attempts to publish each message. `slow` has the times at which a worker
-    logged that an answer timed out, by idempotency key. `nameless` messages were published without
-    an id. `rows` are the messages of each ordering key, in the order of their publication.
+    `published` counts the attempts to publish each message. `slow` and `cut` have the times at
+    which a worker logged that an answer timed out, or that its connection was lost, by idempotency
+    key. `nameless` messages were published without an id. `rows` are the messages of each ordering
+    key, in the order of their publication.
     """
 
     published: Mapping[str, int]
@@ -87,6 +88,7 @@ class Evidence:
     waiting: Sequence[str] = ()
     faults: Sequence[Fault] = ()
     slow: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    cut: Mapping[str, Sequence[float]] = field(default_factory=dict)
     nameless: Collection[str] = frozenset()
     rows: Collection[Sequence[str]] = ()
     concurrency: int = 50
@@ -275,7 +277,10 @@ class _Checker:
 
     def _explain(self, root: Post, post: Post) -> tuple[Cause, Fault | None]:
         """Return the cause of a POST after one that may have been accepted."""
-        is_answered = root.accepted and root.status is not None
+        # The service may end while an answer that it has counted waits to be sent.
+        cut = self._evidence.cut.get(root.key or "", ())
+        was_cut = any(root.at <= moment <= post.at for moment in cut)
+        is_answered = root.accepted and root.status is not None and not was_cut
         if not is_answered and self._is_in_api_fault(root.at):
             return "api_fault", None
         if (kill := _find_in_flight(self._kills, root.at, post.at, 0)) is not None:

@@ -141,8 +141,9 @@ class RoleLog:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.events: Counter[str] = Counter()
-        # When answers timed out, by idempotency key.
+        # When answers timed out, and when their connection was lost, by idempotency key.
         self.slow: defaultdict[str, list[float]] = defaultdict(list)
+        self.cut: defaultdict[str, list[float]] = defaultdict(list)
         # When the last message was POSTed that the service accepted.
         self.sent_at = 0.0
         # Whether it is the active one of ordered workers.
@@ -185,6 +186,8 @@ class RoleLog:
                 self.sent_at = max(self.sent_at, at - facts["seconds"])
             elif "answer_timeout" in (facts.get("detail") or ""):
                 self.slow[facts["message_id"]].append(at)
+            elif "connection_lost" in (facts.get("detail") or ""):
+                self.cut[facts["message_id"]].append(at)
 
 
 class Api:

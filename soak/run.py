@@ -246,14 +246,16 @@ class Soak:
         known = [request for request in requests if request.message_id in publisher.published]
         rows: defaultdict[str, list[str]] = defaultdict(list)
         slow: defaultdict[str, list[float]] = defaultdict(list)
+        cut: defaultdict[str, list[float]] = defaultdict(list)
         for request in known:
             if request.key is not None:
                 rows[request.key].append(request.message_id)
         for worker in rig.workers:
             worker.log.read()
-            for key, moments in worker.log.slow.items():
-                slow[key] += moments
-            worker.log.slow.clear()
+            for read, kept in ((worker.log.slow, slow), (worker.log.cut, cut)):
+                for key, moments in read.items():
+                    kept[key] += moments
+                read.clear()
         spoiling = [fault for fault in self.nemesis.timeline if fault.kind in SPOILING]
 
         def is_spoiled(post: checker.Post) -> bool:
@@ -280,6 +282,7 @@ class Soak:
             waiting=[owners.get(one["number"], one["number"]) for one in waiting],
             faults=self.nemesis.timeline,
             slow=slow,
+            cut=cut,
             nameless={one.message_id for one in known if not one.has_id},
             rows=rows.values(),
             concurrency=CONCURRENCY,

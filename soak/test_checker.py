@@ -109,6 +109,9 @@ def test_finds_a_new_key() -> None:
         (_post(), {"slow": {"a": [99.0, 120.0]}}, "unexplained"),
         (_post(status=None), {"slow": {"a": [99.0]}}, "slow_answer"),
         (_post(status=None), {"slow": {"a": [97.0]}}, "unexplained"),
+        (_post(), {"cut": {"a": [102.0]}}, "unexplained"),
+        (_post(), {"cut": {"a": [102.0]}, "faults": [API_500]}, "api_fault"),
+        (_post(), {"cut": {"a": [99.0, 120.0]}, "faults": [API_500]}, "unexplained"),
         (_post(), {"faults": [KILL]}, "worker_kill"),
         (_post(status=None), {"faults": [KILL]}, "worker_kill"),
         # Sent before the kill and read by the service a moment after it.

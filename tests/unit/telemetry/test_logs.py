@@ -553,6 +553,21 @@ def test_fault_of_the_loop_is_one_line(
 
 
 @pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
+def test_lost_connection_that_a_library_drops_is_no_fault(
+    start: Start, loop: Callable[[], Any]
+) -> None:
+    """A library may leave the loss of a connection in a future that it also raises."""
+    stream = start()
+
+    async def drop_a_future() -> None:
+        asyncio.get_running_loop().create_future().set_exception(ConnectionResetError())
+
+    fail_in_a_loop(drop_a_future, loop)
+
+    assert not stream.getvalue()
+
+
+@pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_fault_of_the_loop_holds_nothing(
     start: Start,
