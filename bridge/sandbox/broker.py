@@ -341,6 +341,8 @@ def _count_modules(folder: Path) -> int:
 def answers_amqp(url: str) -> bool:
     try:
         broker = URL(url)
+        if broker.scheme not in {"amqp", "amqps"}:
+            return False
         is_tls = broker.scheme == "amqps"
         address = (broker.host or "localhost", broker.port or (5671 if is_tls else 5672))
         with socket.create_connection(address, HANDSHAKE_SECONDS) as plain:
