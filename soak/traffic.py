@@ -340,26 +340,38 @@ class EventSender:
             await asyncio.sleep(self._slot - time.monotonic())
             if number % FORGED_EVERY == 0:
                 body = _make_event(f"forged-{self._seed}-{number}")
-                self.forged[await client.post(body, f"{self.secret}!")] += 1
+                *_, answer = await self._post_until_answered(client, body, f"{self.secret}!")
+                self.forged[answer] += 1
             await self._send_one(client, f"event-{self._seed}-{number}", number)
         client.close()
 
     async def _send_one(self, client: Client, event_id: str, number: int) -> None:
         event = self.events[event_id] = Event()
         body = _make_event(event_id)
-        deadline = time.monotonic() + GIVE_UP_SECONDS
-        while time.monotonic() < deadline:
-            answer = await client.post(body, self.secret)
-            event.answers[answer] += 1
-            if answer is not None and answer < 500:
-                break
-            await asyncio.sleep(EVENT_AGAIN_SECONDS)
+        event.answers.update(await self._post_until_answered(client, body))
         if not event.is_accepted:
             return
         self.accepted_at.append(time.time())
         if number % AGAIN_EVERY == 0:
             event.again += 1
             event.answers[await client.post(body, self.secret)] += 1
+
+    async def _post_until_answered(
+        self, client: Client, body: bytes, secret: str | None = None
+    ) -> list[int | None]:
+        """Post until an answer says whether the event is taken; return every answer.
+
+        Each attempt is signed with the given secret, or with the one that is valid then.
+        """
+        deadline = time.monotonic() + GIVE_UP_SECONDS
+        answers: list[int | None] = []
+        while not answers or time.monotonic() < deadline:
+            answer = await client.post(body, secret or self.secret)
+            answers.append(answer)
+            if answer is not None and answer < 500:
+                break
+            await asyncio.sleep(EVENT_AGAIN_SECONDS)
+        return answers
 
 
 def _make_event(event_id: str) -> bytes:
