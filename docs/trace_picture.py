@@ -130,7 +130,7 @@ def draw_link(axes: Axes, span: Received, row: int, linked_row: int) -> None:
     behind_its_name = linked.get_x() + linked.get_width() + NAME_SHARE * axes.get_xlim()[1]
     axes.annotate("", xy=(behind_its_name, linked_row), xytext=begin, arrowprops=style)
     before = span.attributes["sms_bridge.attempts"] - 1
-    text = f"a link, over the retry ladder, to attempt {before} "
+    text = f"linked to attempt {before} "
     axes.text(begin[0], linked_row + 0.6, text, fontsize=8, ha="right", color="#555555")
 
 

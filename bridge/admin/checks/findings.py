@@ -89,10 +89,10 @@ def judge_clock(whose: str, skew_seconds: float | None) -> list[Finding]:
     if skew_seconds is None:
         return []
     if abs(skew_seconds) <= MAX_SKEW_SECONDS:
-        return [Finding("clock", "ok", f"agrees with {whose}'s")]
+        return [Finding("clock", "ok", f"agrees with the clock of {whose}")]
     where = "behind" if skew_seconds > 0 else "ahead of"
     text = (
-        f"{abs(skew_seconds):.0f} s {where} {whose}'s: expiries, ages and signed webhooks "
-        "are judged wrongly"
+        f"{abs(skew_seconds):.0f} s {where} the clock of {whose}: expiries, ages and "
+        "signed webhooks are judged wrongly"
     )
     return [Finding("clock", "warn", text, "synchronise it (NTP)")]

@@ -47,7 +47,7 @@ async def check_alarms(broker: CheckedBroker) -> list[Finding]:
 
 async def check_brokers_clock(broker: CheckedBroker) -> list[Finding]:
     """Compare the clocks by the Date header of the management API's last answer."""
-    return judge_clock("broker", broker.management.clock_skew_seconds)
+    return judge_clock("the broker", broker.management.clock_skew_seconds)
 
 
 # Queues. Their arguments are compared over AMQP; here their policies are judged.

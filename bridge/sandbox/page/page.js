@@ -461,7 +461,7 @@ function drawTrouble(request) {
   const { tone, text } = outcomeOf(request);
   return make("article", { className: "item event" }, tag(text, tone),
     make("span", { text: `${timeOf(request)} · a request ${describeTrouble(request)}` }),
-    make("button", { type: "button", className: "quiet", text: "Look at it", on: { click: () => openRequest(request.number) } }));
+    make("button", { type: "button", className: "quiet", text: "Show request", on: { click: () => openRequest(request.number) } }));
 }
 
 function openPhone(number, { goThere = false } = {}) {

@@ -37,16 +37,16 @@ def test_a_certificate_that_ends_soon_is_a_warning(
     ("skew_seconds", "told"),
     [
         (None, []),
-        (5.0, [("ok", "agrees with broker's")]),
-        (-5.0, [("ok", "agrees with broker's")]),
-        (6.0, [("warn", "6 s behind broker's: ")]),
-        (-6.0, [("warn", "6 s ahead of broker's: ")]),
+        (5.0, [("ok", "agrees with the clock of the broker")]),
+        (-5.0, [("ok", "agrees with the clock of the broker")]),
+        (6.0, [("warn", "6 s behind the clock of the broker: ")]),
+        (-6.0, [("warn", "6 s ahead of the clock of the broker: ")]),
     ],
 )
 def test_five_seconds_are_no_difference(
     skew_seconds: float | None, told: list[tuple[str, str]]
 ) -> None:
-    found = judge_clock("broker", skew_seconds)
+    found = judge_clock("the broker", skew_seconds)
 
     assert [one.result for one in found] == [result for result, _ in told]
     assert [one.text for one in found if not one.text.startswith(tuple(t for _, t in told))] == []
