@@ -93,7 +93,13 @@ def _contains_number(key: str, to: str) -> bool:
 
 
 def _decoded(text: str) -> str:
-    """Undo percent-encoding, and write the digits of all scripts as ASCII."""
+    """Undo percent-encoding, and write the digits of all scripts as ASCII.
+
+    A `message_id` that is percent-encoded is percent-encoded once more in its key.
+    """
     if "%" not in text:
         return text
-    return "".join(str(unicodedata.decimal(character, character)) for character in unquote(text))
+    decoded = unquote(text)
+    while decoded != text:
+        text, decoded = decoded, unquote(decoded)
+    return "".join(str(unicodedata.decimal(character, character)) for character in text)

@@ -51,6 +51,7 @@ def test_a_key_with_a_phone_number_stays_out(key: str) -> None:
     [
         "447700%20900123%20x",
         "tel:%2B44%207700%20900123",
+        "tel:%252B44%25207700%2520900123",  # the key of the message_id above
         "%D9%A4%D9%A4%D9%A7%D9%A7%D9%A0%D9%A0%D9%A9%D9%A0%D9%A0%D9%A1%D9%A2%D9%A3",  # Arabic digits
     ],
 )
