@@ -21,6 +21,7 @@ from bridge.admin.checks.local import (
     check_answers,
     check_webhooks,
     judge_base_url,
+    judge_receipts,
     judge_repeats,
 )
 from bridge.admin.checks.management_api import (
@@ -40,7 +41,7 @@ from bridge.errors import BrokerError, ConfigError
 # check is reported that fails or times out.
 
 # These need no server, and run without --online too.
-OFFLINE: Final = (judge_base_url, judge_repeats)
+OFFLINE: Final = (judge_base_url, judge_repeats, judge_receipts)
 # On the first connection to the broker:
 ON_THE_BROKER: Final[Mapping[str, Callable[[CheckedBroker], Awaitable[list[Finding]]]]] = {
     "topology": check_topology,

@@ -45,6 +45,20 @@ def judge_repeats(set_up: SetUp) -> list[Finding]:
     return [Finding("SMS API", "warn", f"{text} up to {times} texts", fix)]
 
 
+def judge_receipts(set_up: SetUp) -> list[Finding]:
+    """Say if receipts will have no `message_id`, because no address for them is known."""
+    settings = set_up.settings
+    is_asked = "callback" in settings.sms_api.request.placeholders
+    if "worker" not in set_up.roles or not is_asked or settings.callback_url is not None:
+        return []
+    text = (
+        "requests name no address for receipts, so receipts will have no message_id; set "
+        f"public_url of the webhook endpoint with preset {settings.sms_api.preset}, "
+        "for the worker and the receiver"
+    )
+    return [Finding("SMS API", "ok", text)]
+
+
 async def check_answers(set_up: SetUp) -> list[Finding]:
     """Warn of HTML answers that the worker on this computer counted as sent."""
     settings = set_up.settings

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 
 from bridge.admin.checks.findings import SetUp, judge_certificate, judge_clock
-from bridge.admin.checks.local import judge_base_url, judge_repeats
+from bridge.admin.checks.local import judge_base_url, judge_receipts, judge_repeats
 from bridge.admin.checks.management_api import judge_bindings
 from bridge.admin.management import clock_skew_seconds
 from bridge.config import Settings
 from bridge.topology.queue_facts import QueueFacts
 
 DAY_SECONDS = 86400
+URL = "https://sms.example.com/webhooks"
 
 
 @pytest.mark.parametrize(
@@ -121,9 +122,31 @@ def test_path_that_is_there_twice(preset: str, base_url: str | None, *, warns: b
     assert bool(judge_base_url(set_up(preset=preset, base_url=base_url))) == warns
 
 
+@pytest.mark.parametrize(
+    ("preset", "webhook", "is_said"),
+    [
+        ("twilio", {}, True),
+        ("telnyx", {"endpoints": [{"path": "/a", "preset": "telnyx"}]}, True),
+        ("telnyx", {"endpoints": [{"path": "/a", "preset": "twilio", "public_url": URL}]}, True),
+        ("twilio", {"preset": "twilio", "public_url": URL}, False),
+        ("telnyx", {"endpoints": [{"path": "/a", "preset": "telnyx", "public_url": URL}]}, False),
+        ("sinch", {}, False),
+        ("generic", {}, False),
+    ],
+)
+def test_receipts_without_a_message_id(
+    preset: str, webhook: dict[str, Any], *, is_said: bool
+) -> None:
+    settings = Settings.model_validate({"sms_api": {"preset": preset}, "webhook": webhook})
+    findings = judge_receipts(SetUp(settings=settings, roles=["worker"]))
+
+    assert [finding.result for finding in findings] == ["ok"] * is_said
+    assert all(f"endpoint with preset {preset}" in finding.text for finding in findings)
+
+
 def test_nothing_is_said_without_a_worker() -> None:
     alone = SetUp(
         settings=Settings.model_validate({"sms_api": {"preset": "twilio"}}), roles=["webhook"]
     )
 
-    assert judge_repeats(alone) == judge_base_url(alone) == []
+    assert judge_repeats(alone) == judge_base_url(alone) == judge_receipts(alone) == []
