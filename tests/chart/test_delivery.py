@@ -115,7 +115,8 @@ def test_helm_3_and_helm_4_render_alike(name: str) -> None:
 
 
 def documented_examples() -> list[str]:
-    documents = (CHART / "README.md", CHART.parents[1] / "docs" / "deployment.md")
+    pages = ("deployment.md", "deployment-options.md")
+    documents = (CHART / "README.md", *(CHART.parents[1] / "docs" / page for page in pages))
     block = re.compile(r"^ *```yaml\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
     blocks = [
         textwrap.dedent(text)

@@ -13,13 +13,13 @@ from bridge.sandbox.broker import private_broker
 from bridge.sandbox.processes import free_ports, wait_until
 from tests.chart.promql import BROKER_METRICS, FILES, Selector, selectors
 
-DEPLOYMENT = Path(__file__).parents[2] / "docs" / "deployment.md"
+MONITORING = Path(__file__).parents[2] / "docs" / "monitoring.md"
 QUEUES = ("sms.outbound", "sms.outbound.urgent")
 
 
 @pytest.mark.anyio
 async def test_the_broker_shows_what_its_alerts_read() -> None:
-    (path,) = set(re.findall(r"`(/metrics/detailed[^`]*)`", DEPLOYMENT.read_text()))
+    (path,) = set(re.findall(r"`(/metrics/detailed[^`]*)`", MONITORING.read_text()))
     alerts = yaml.safe_load((FILES / "broker-alerts.yaml").read_text())
     read = {s for g in alerts["groups"] for r in g["rules"] for s in selectors(r["expr"])}
     (port,) = free_ports(1)
