@@ -246,6 +246,21 @@ def test_values_stand_above_an_existing_config_map(tmp_path: Path) -> None:
             assert getattr(mine, section) == getattr(same, section)
 
 
+def test_beside_an_existing_config_map_the_worker_knows_the_public_url(tmp_path: Path) -> None:
+    endpoint = {"path": "/t", "preset": "twilio", "existingSecret": "s"}
+    values = merged(
+        MINIMAL,
+        nested("existingConfigMap", "mine"),
+        nested("smsApi", {"preset": "twilio", "account": "an-account"}),
+        nested("webhook.endpoints", [endpoint]),
+        nested("ingress", {"enabled": True, "hosts": ["sms.example.com"]}),
+    )
+    # Settings of the default endpoint are refused if its secrets are not known.
+    settings = settings_from(values, tmp_path, "worker", "webhook: {preset: sinch}")
+
+    assert settings.callback_url == "https://sms.example.com/t"
+
+
 def test_a_service_without_a_login_needs_no_secret(tmp_path: Path) -> None:
     """Where nothing is sent to log in, no key is asked for, mounted or named."""
     values = merged(

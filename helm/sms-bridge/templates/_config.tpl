@@ -107,7 +107,8 @@ A file that is not ours cannot be merged with the chart's own settings, so these
 {{- $set := dict }}
 {{- if $v.existingConfigMap }}
 {{- $of := concat (list "rabbitmq" "admin") .roles }}
-{{- if has "worker" .roles }}{{ $of = append $of "sms_api" }}{{ end }}
+{{- /* The worker gives the service the address of its endpoint. */}}
+{{- if has "worker" .roles }}{{ $of = concat $of (list "sms_api" "webhook") }}{{ end }}
 {{- range $section, $settings := include "sms-bridge.config.own" .root | fromJson }}
 {{- if has $section $of }}{{ $_ := set $set $section $settings }}{{ end }}
 {{- end }}
