@@ -58,6 +58,10 @@ LEAVE_SECONDS: Final = 1.0
 MAX_TICKS_WITHOUT_ECHO: Final = 5
 # How long a worker that starts waits for the states of its peers.
 MAX_START_SECONDS: Final = 2.0
+# A worker that joins for the first time later than this after its start found no broker. Its peers
+# have lost their connections too, and are back within the other time.
+LATE_SECONDS: Final = 1.0
+RECONNECT_SECONDS: Final = 6.0
 # How long a worker that stops waits for a connection on which to publish that.
 MAX_REJOIN_SECONDS: Final = 3.0
 
@@ -141,6 +145,8 @@ class Membership:
         self._clock = clock
         self._connection: Blockable | None = None
         self._has_left = False
+        self._started_at = self._peers_are_back_at = clock()
+        self._was_member = False
         self._is_acquainted = asyncio.Event()
         self._has_joined = asyncio.Event()
         self._deaf_since: float | None = clock()
@@ -172,6 +178,11 @@ class Membership:
         """Whether any peer was heard in the last minute, and may answer a question."""
         is_member = self.is_enabled and not self._has_left and not self.is_refused
         return is_member and bool(self.others(REMEMBERED))
+
+    @property
+    def seconds_until_peers_are_back(self) -> float:
+        """How long peers that this worker has never heard may still take to reconnect."""
+        return max(0.0, self._peers_are_back_at - self._clock())
 
     def queue_name(self, worker_id: str, joins: int) -> str:
         """Return the name of a worker's queue; each join has its own."""
@@ -210,6 +221,9 @@ class Membership:
 
     def join(self, connection: Blockable) -> None:
         """Note that it receives, and may publish on `connection`."""
+        if not self._was_member and self._clock() - self._started_at > LATE_SECONDS:
+            self._peers_are_back_at = self._clock() + RECONNECT_SECONDS
+        self._was_member = True
         self._connection = connection
         self.is_refused = False
         self._unpublished.clear()

@@ -134,6 +134,8 @@ class RedeliveryQuestions(Part):
         self._in_the_way: set[int] = set()
         # For late answers: the peer that gave one has handed on its record.
         self._closed: ExpiringMap[int, _Case] = ExpiringMap(REMEMBERED.seconds, clock)
+        # Numbers of the closed cases of messages without an id to which no peer gave a record.
+        self._unanswered: ExpiringMap[MessageIdentity, int] = ExpiringMap(REMEMBERED.seconds, clock)
         self._to_ask: list[Question] = []
         self._given: ExpiringMap[tuple[str, int], PeerAnswer] = ExpiringMap(
             REMEMBERED.seconds, clock
@@ -146,12 +148,18 @@ class RedeliveryQuestions(Part):
 
     async def learn_of(self, delivery: Delivery, identity: MessageIdentity) -> None:
         """Ask the peers about a redelivery, and pass their answers to the deduplicator."""
-        if self._deduplicator.knows(identity) or not self._membership.expects_answers:
+        if self._deduplicator.knows(identity):
+            return
+        seconds = self._membership.seconds_until_peers_are_back
+        if seconds > 0:
+            with delivery.waits("peers"):
+                await asyncio.sleep(seconds)
+        if not self._membership.expects_answers:
             return
         facts = facts_of(identity)
         if facts is None:
             return
-        question = Question(number=next(self._numbers), **facts.model_dump())
+        question = Question(number=self._number_for(identity), **facts.model_dump())
         case = _Case(delivery.properties, delivery.envelope, identity, question)
         self._open_case(case)
         try:
@@ -162,6 +170,18 @@ class RedeliveryQuestions(Part):
             self._close_case(case)
             # Also if this redelivery is cancelled: the peer has handed on its record.
             self._learn_released(case)
+
+    def _number_for(self, identity: MessageIdentity) -> int:
+        """Return the number of an unanswered question about an equal message, or a new one.
+
+        The answer may have been lost with the connection on which this worker waited for it. The
+        peer has handed on its record, and gives it again only to a question of the same number.
+        """
+        while (taken := self._unanswered.take(identity)) is not None:
+            case = self._closed.get(taken[0])
+            if case is not None and not case.told:
+                return taken[0]
+        return next(self._numbers)
 
     def make_room(self) -> None:
         """Register anew as a consumer if waiting redeliveries use up most of the prefetch.
@@ -189,6 +209,8 @@ class RedeliveryQuestions(Part):
             del self._open_entries[asked]
         self._in_the_way.discard(case.question.number)
         self._closed.add(case.question.number, case)
+        if not (case.told or case.identity.has_id):
+            self._unanswered.add(case.identity, case.question.number)
         self.make_room()
 
     async def _until_answered(self, case: _Case) -> str:

@@ -202,6 +202,17 @@ class Team(LeapingWorld):
             self.hire()
         await asyncio.sleep(3 * HEARD_AFTER_SECONDS)
 
+    def appoint(self) -> Colleague:
+        """Start one more worker, which has not joined yet."""
+        colleague = Colleague(self, len(self.members) + 1, self._window_seconds)
+        self.members.append(colleague)
+
+        async def begin() -> None:
+            start(colleague.member.keep_publishing(), self._tasks)
+
+        self.run(begin())
+        return colleague
+
     def hire(self) -> Colleague:
         """Let one more worker join."""
         colleague = Colleague(self, len(self.members) + 1, self._window_seconds)

@@ -410,6 +410,61 @@ def test_an_answer_that_comes_too_late_is_learned(make_team: MakeTeam) -> None:
 
 
 @WITH_AND_WITHOUT_IDS
+def test_an_answer_that_is_lost_with_the_connection_is_given_again(
+    make_team: MakeTeam, message_id: str | None
+) -> None:
+    """The peer has handed on its record: the next redelivery must not be a second text."""
+    team = make_team(2)
+    first, second = team.members
+    lost: list[str] = []
+
+    def loses(sender: str, message: Message) -> bool:
+        is_lost = kind_of(message) == "Answers" and not lost
+        lost.extend([sender] * is_lost)
+        return is_lost
+
+    team.exchange.loses = loses
+
+    async def story() -> object:
+        delivery = message(team, message_id)
+        claim = await first.begin(delivery)
+        first.lose_connection()
+        first.settle(claim, acked=False)
+        key = None if message_id else "a" * 32
+        taking = asyncio.create_task(second.take(again(team, delivery, key=key)))
+        await asyncio.sleep(1.5 * HEARD_AFTER_SECONDS)
+        taking.cancel()  # as when its connection is lost
+        await asyncio.sleep(0.5)
+        return await second.take(again(team, delivery, key=key))
+
+    assert isinstance(team.play(story()), Repeat)
+    assert lost == [first.worker_id]
+
+
+def test_who_starts_without_a_broker_waits_for_others_to_reconnect(make_team: MakeTeam) -> None:
+    """It has heard no peer, but one may have sent the message before the broker went away."""
+    team = make_team(1)
+    (first,) = team.members
+    newcomer = team.appoint()
+
+    async def story() -> object:
+        delivery = message(team, "m-1")
+        claim = await first.begin(delivery)
+        first.fall_silent()
+        first.lose_connection()
+        first.settle(claim, acked=False)
+        await asyncio.sleep(10)
+        newcomer.come_back()
+        taking = asyncio.create_task(newcomer.take(again(team, delivery)))
+        await asyncio.sleep(4)
+        first.come_back()
+        return await taking
+
+    assert team.play(story()) == Repeat(None)
+    assert team.seconds(newcomer.begin(again(team, message(team, "m-2")))) < 1
+
+
+@WITH_AND_WITHOUT_IDS
 def test_what_one_peer_has_said_outlives_the_wait_for_another(
     make_team: MakeTeam, message_id: str | None
 ) -> None:
