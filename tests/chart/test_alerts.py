@@ -148,7 +148,7 @@ def test_a_runbook_says_what_to_do_and_when_it_is_mended(alert: str) -> None:
     section = re.split(rf"^### {alert}$", RUNBOOKS.read_text(), flags=re.MULTILINE)[1]
     text = re.split(r"^##", section, flags=re.MULTILINE)[0]
 
-    assert all(part in text for part in ("**What happens.**", "**Do.**", "**Mended.**"))
+    assert all(part in text for part in ("**What happens.**", "**Do.**", "**Resolved.**"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS.parent)))
