@@ -3,7 +3,7 @@
 BridgeError
     ConfigError              a setting is wrong               -> exit 2, one line per fault
     InvalidMessageError      body or header is not valid      -> dead letter `invalid`
-    InvalidSignatureError    the webhook is not authentic     -> 401
+    InvalidSignatureError    the webhook is not authentic     -> 401, for some services 503
     BrokerError              no usable connection or topology -> reconnect, with back-off
       ConnectError           no connection; `fault` names the kind
       CopyRefusedError       the broker refuses the copy of one message -> it stays unacked

@@ -23,10 +23,10 @@ log = Log(__name__)
 
 RETRY_AFTER_SECONDS: Final = 5
 # The answer to every webhook that fails the verification, unless the next one replaces it.
-NOT_SIGNED: Final = problem(401, "the signature is not valid")
-# Replaces NOT_SIGNED if the endpoint has `unsigned: 503` and the fault is one of `_UNREADABLE`:
+REFUSED: Final = problem(401, "the signature is not valid")
+# Replaces REFUSED if the endpoint has `unsigned: 503` and the fault is one of `_MAY_BE_GENUINE`:
 # the service would not repeat a webhook after a 401.
-UNSIGNED: Final = problem(503, "the signature is not valid", Retry_After=str(RETRY_AFTER_SECONDS))
+ASK_AGAIN: Final = problem(503, "the signature is not valid", Retry_After=str(RETRY_AFTER_SECONDS))
 
 QUIET_SECONDS: Final = 3600.0
 _CLOCK: Final = "compare this computer's clock with the service's"
@@ -43,8 +43,8 @@ _REMEDIES: Final[Mapping[SignatureFault, str]] = {
     "stale": _CLOCK,
     "future": _CLOCK,
 }
-# Faults of genuine webhooks that were signed by an earlier scheme or delivered late.
-_UNREADABLE: Final = frozenset(("missing", "malformed", "stale", "future"))
+# Faults that a genuine webhook has if it was signed by an earlier scheme or delivered late.
+_MAY_BE_GENUINE: Final = frozenset(("missing", "malformed", "stale", "future"))
 
 
 class Endpoint:
@@ -79,8 +79,8 @@ class Endpoint:
         # Whether the query of a verified webhook is the one that was given to the service.
         self.signs_query = "{url}" in self.scheme.signed_content
         self.signature_header = self.scheme.header.lower().encode()
-        self._is_asked_again = settings.unsigned == UNSIGNED.status
-        self.unsigned = UNSIGNED if self._is_asked_again else NOT_SIGNED
+        self._is_asked_again = settings.unsigned == ASK_AGAIN.status
+        self.unsigned = ASK_AGAIN if self._is_asked_again else REFUSED
         self.secrets = tuple(self._read_secrets(key))
         self.keys: list[bytes] = []
         self.use_secrets()
@@ -132,7 +132,7 @@ class Endpoint:
                     refused=self._refused,
                     remedy=_REMEDIES[why].format(public_url=_ADDRESS if self.scheme.url else ""),
                 )
-        return UNSIGNED if self._is_asked_again and why in _UNREADABLE else NOT_SIGNED
+        return ASK_AGAIN if self._is_asked_again and why in _MAY_BE_GENUINE else REFUSED
 
     def refused_facts(self) -> dict[str, object] | None:
         """Describe the refusals of the last hour if all of its webhooks were refused, else None."""

@@ -12,7 +12,7 @@ from bridge.http.messages import Request, Response
 from bridge.telemetry.log_format import shown_seconds
 from bridge.telemetry.logs import CountedLog, Log
 from bridge.telemetry.trace_context import Span, Tracer
-from bridge.webhook.endpoint import NOT_SIGNED, UNSIGNED, Endpoint
+from bridge.webhook.endpoint import ASK_AGAIN, REFUSED, Endpoint
 from bridge.webhook.event import OTHER, UNPARSED, WebhookEvent, trace_of
 from bridge.webhook.metrics import UNKNOWN_DELIVERY, EventOutcome, WebhookMetrics
 from bridge.webhook.spans import begin_webhook, end_webhook
@@ -167,7 +167,7 @@ class Recorder:
             return
         outcome = _OUTCOMES.get(status, "incomplete")
         why = None
-        if response is NOT_SIGNED or response is UNSIGNED:
+        if response is REFUSED or response is ASK_AGAIN:
             outcome, why = "invalid_signature", "missing"
             self._metrics.verifications.labels(why, "none").inc()
         self._metrics.events.labels("unknown", outcome).inc()

@@ -277,6 +277,7 @@ class Deduplicator:
     def identify(self, identity: MessageIdentity, *, redelivered: bool) -> Verdict:
         """Return the verdict: process the delivery, ack it as a repeat, or wait for the original.
 
+        A new message counts as in flight from now on, and its released state is taken.
         The caller must pass `New.in_flight` to `settle`, `release` or `set_aside`, report the ack
         of a `Repeat` with `note_repeat`, and pass a `WaitForOriginal` to `identify_after` or
         `release_repeat`.

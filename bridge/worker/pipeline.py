@@ -127,10 +127,15 @@ class Pipeline:
         return outcome
 
     async def _send(self, delivery: Delivery) -> Outcome:
-        """Parse and send a message; an invalid message or a bug becomes an outcome."""
+        """Parse and send a message; an invalid message or a bug becomes an outcome.
+
+        A bug may follow the POST, so `dlq replay` then skips the message, as one in doubt.
+        """
+        is_request = False
         try:
             delivery.envelope = self._read_envelope(delivery)
             request = self._reader.read(delivery.body)
+            is_request = True
             account = self._account  # The choice among several accounts would be here.
             return await post_when_allowed(account, self._pauses, delivery, request)
         except InvalidMessageError as error:
@@ -139,7 +144,7 @@ class Pipeline:
             raise
         except Exception as error:  # a bug of ours must not keep the message unacked for ever
             log.exception("internal_error", message_id=delivery.envelope.key)
-            return _dead_by_bug(error)
+            return _dead_by_bug(error, uncertain=is_request)
 
     def _settle(self, delivery: Delivery, new: New, outcome: Outcome) -> float:
         """Ack a message that was sent or replaced; return the time in unix seconds."""
@@ -254,7 +259,7 @@ async def post_when_allowed(
         account.release(delivery)
 
 
-def _dead_by_bug(error: Exception, *, uncertain: bool = False) -> Dead:
+def _dead_by_bug(error: Exception, *, uncertain: bool) -> Dead:
     detail = f"a bug in the bridge: {type(error).__name__}"
     return Dead(reason="internal_error", detail=detail, uncertain=uncertain)
 

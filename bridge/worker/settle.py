@@ -1,6 +1,6 @@
 """Settle a delivery: publish its replacement, wait for the confirm, log the outcome, ack.
 
-No other module acks a message that was sent, and nothing is ever nacked: `basic.nack` (until
+No other module acks a message that was sent, and the worker never nacks: `basic.nack` (until
 RabbitMQ 4.3) and a closed channel increment a quorum queue's delivery count, and the queue drops a
 message whose count exceeds the limit.
 """

@@ -85,7 +85,7 @@ def judge_certificate(subject: str, certificate: dict[str, Any]) -> Finding:
 
 
 def judge_clock(whose: str, skew_seconds: float | None) -> list[Finding]:
-    """Warn of a clock that is too far ahead of ours (above zero) or behind; None if unknown."""
+    """Warn if the clock of `whose` is too far ahead of ours (above zero) or behind it."""
     if skew_seconds is None:
         return []
     if abs(skew_seconds) <= MAX_SKEW_SECONDS:

@@ -339,12 +339,13 @@ def test_lost_connection_is_the_reason_of_what_it_releases(world: World, ears: E
 
 
 def test_bug_after_the_answer_keeps_no_slot(ears: Ears) -> None:
-    """The next message has it."""
+    """The next message has it. The dead letter counts as one that may have been sent."""
     odd: dict[str, Any] = {"retry_after_seconds": "soon"}
     with closing(World(concurrency=1)) as world:
         world.service.answers = [judge_status(500, retry_after_seconds=None)._replace(**odd)]
         assert world.settle() == ["post", "publish to q.dead", "ack"]
         assert len(ears.heard("internal_error")) == 1
+        assert world.broker.published[0].header("sms-bridge-uncertain-attempts") == 1
         world.told.clear()
 
         assert world.settle(message_id="m-2") == ["post", "ack"]
