@@ -50,7 +50,7 @@ def check(  # noqa: PLR0913  an option each
         str | None,
         typer.Option(
             metavar="BODY",
-            help="Print only the request to the API for this body, and the effect of its answers.",
+            help="Print only the request to post for this body, and what each answer would cause.",
         ),
     ] = None,
     answer: Annotated[
