@@ -180,9 +180,11 @@ class Membership:
         return is_member and bool(self.others(REMEMBERED))
 
     @property
-    def seconds_until_peers_are_back(self) -> float:
-        """How long peers that this worker has never heard may still take to reconnect."""
-        return max(0.0, self._peers_are_back_at - self._clock())
+    def awaits_peers(self) -> bool:
+        """Whether peers that this worker has never heard may still join or reconnect."""
+        if not self._was_member:
+            return self.is_enabled and not self.is_refused
+        return self._clock() < self._peers_are_back_at
 
     def queue_name(self, worker_id: str, joins: int) -> str:
         """Return the name of a worker's queue; each join has its own."""
@@ -273,6 +275,12 @@ class Membership:
         if self.is_enabled:
             await wait_at_most(MAX_START_SECONDS, self._is_acquainted)
             self._is_acquainted.set()
+
+    async def until_peers_are_back(self) -> None:
+        """Wait until this worker has joined and, if it found no broker, peers have had time to."""
+        if not self._was_member:
+            await wait_at_most(RECONNECT_SECONDS, self._has_joined)
+        await asyncio.sleep(max(0.0, self._peers_are_back_at - self._clock()))
 
     async def until_joined(self, *, most_seconds: float) -> None:
         """Wait, when this worker stops, until it can publish that; not if it has no peers."""

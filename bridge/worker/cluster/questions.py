@@ -150,10 +150,9 @@ class RedeliveryQuestions(Part):
         """Ask the peers about a redelivery, and pass their answers to the deduplicator."""
         if self._deduplicator.knows(identity):
             return
-        seconds = self._membership.seconds_until_peers_are_back
-        if seconds > 0:
+        if self._membership.awaits_peers:
             with delivery.waits("peers"):
-                await asyncio.sleep(seconds)
+                await self._membership.until_peers_are_back()
         if not self._membership.expects_answers:
             return
         facts = facts_of(identity)

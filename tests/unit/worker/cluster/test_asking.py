@@ -441,8 +441,14 @@ def test_an_answer_that_is_lost_with_the_connection_is_given_again(
     assert lost == [first.worker_id]
 
 
-def test_who_starts_without_a_broker_waits_for_others_to_reconnect(make_team: MakeTeam) -> None:
-    """It has heard no peer, but one may have sent the message before the broker went away."""
+@pytest.mark.parametrize("joins_after_seconds", [-1.0, 3.0])
+def test_who_starts_without_a_broker_waits_for_others_to_reconnect(
+    make_team: MakeTeam, joins_after_seconds: float
+) -> None:
+    """It has heard no peer, but one may have sent the message before the broker went away.
+
+    It may consume before it has joined, because these are two connections.
+    """
     team = make_team(1)
     (first,) = team.members
     newcomer = team.appoint()
@@ -454,8 +460,12 @@ def test_who_starts_without_a_broker_waits_for_others_to_reconnect(make_team: Ma
         first.lose_connection()
         first.settle(claim, acked=False)
         await asyncio.sleep(10)
-        newcomer.come_back()
+        if joins_after_seconds < 0:
+            newcomer.come_back()
         taking = asyncio.create_task(newcomer.take(again(team, delivery)))
+        await asyncio.sleep(max(0, joins_after_seconds))
+        if joins_after_seconds > 0:
+            newcomer.come_back()
         await asyncio.sleep(4)
         first.come_back()
         return await taking
