@@ -24,7 +24,7 @@ def pause(
 ) -> None:
     """Stop sending: within two seconds no worker of the queue begins another request.
 
-    The pause lasts until `sms-bridge resume`, also over restarts. RabbitMQ keeps it as the queue
+    The pause lasts until `sms-bridge resume`, even across restarts. RabbitMQ keeps it as the queue
     <worker.queue>.paused, with the reason and your user and host; the RabbitMQ user must be allowed
     to configure that queue. Requests in flight are finished. All other messages wait in their
     queues, and may expire there. Nothing is lost.
