@@ -67,20 +67,21 @@ def check(  # noqa: PLR0913  an option each
         ),
     ] = False,
     quiet: Annotated[
-        bool, typer.Option("--quiet", help="Print only faults: nothing if there are none.")
+        bool, typer.Option("--quiet", help="Print faults only, and nothing if there are none.")
     ] = False,
     as_json: AsJson = False,
     config: ConfigFile = None,
 ) -> None:
     """Validate the configuration and print the effective one, secrets masked.
 
-    Files that settings name are read too. Exit 2 if a role that is configured, even in part, could
-    not start. With --role, also if that role is not configured; with --quiet or --online, also if
-    no role is.
+    Files that settings name are read too. Exits with 2 if a role that is configured, even in part,
+    could not start. With --role, it also does so if that role is not configured; with --quiet or
+    --online, if no role is configured.
 
     With --online, print a line for each check instead: ok, warn or fail, and the remedy. With
-    --json, print both. Nothing is sent, published, consumed or created. Exit 1 if a role could not
-    work or messages would be lost. Only a worker on this computer can say whether it is paused.
+    --json, print both. Nothing is sent, published, consumed or created. Exits with 1 if a role
+    could not work or messages would be lost. Only a worker on this computer can say whether it is
+    paused.
 
     With --render, print the request that the worker would post, and the effect of each --answer.
     Without --answer, print the effect of each answer that the preset knows.

@@ -199,8 +199,8 @@ def replay(  # noqa: PLR0913  an option each
     sent already, unless --include-uncertain is given, and letters that repeat one of the last
     100,000 ids of this run, unless --include-repeats is given.
 
-    A letter leaves the dead-letter queue only when its copy is confirmed. A kill at any point loses
-    nothing, and leaves at most 50 letters in both queues, with the same key.
+    A letter leaves the dead-letter queue only when its copy is confirmed. If the command is killed,
+    nothing is lost, and at most 50 letters are left in both queues, each pair with the same key.
     """
     import asyncio
 
@@ -253,7 +253,7 @@ def discard(  # noqa: PLR0913  an option each
     """Remove dead letters, after writing each to a file, as a line of JSON.
 
     The file contains numbers and texts unmasked, and only its owner can read it. A letter is
-    removed only when it is on the disk, so a kill at any point loses nothing.
+    removed only once it is on the disk, so nothing is lost if the command is killed.
     """
     import asyncio
 

@@ -39,7 +39,7 @@ def drain(  # noqa: PLR0913  an option each
     *,
     reason: Annotated[
         str,
-        typer.Option(metavar="TEXT", help="One line that others will read, without phone numbers."),
+        typer.Option(metavar="TEXT", help="One line, visible to others. Do not include phone numbers."),
     ],
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only print what would be done. This is the default.")
@@ -56,12 +56,13 @@ def drain(  # noqa: PLR0913  an option each
     """Move the waiting messages to the dead letters, for example after a wrong text.
 
     Run `sms-bridge pause` first, or the workers keep sending. The command counts the messages in
-    the queues and retry queues, and moves that many. Each becomes a dead letter `drained` with its
-    key, its expiry and the reason. `dlq list` shows it, and `dlq replay` sends it after all.
+    the main, urgent and retry queues, and moves that many. Each becomes a dead letter with the
+    reason `drained`, and keeps its key and expiry; the text of --reason is stored with it. `dlq
+    list` shows it, and `dlq replay` sends it after all.
 
-    A message leaves its queue only when its copy is confirmed and listed in the file. A kill at any
-    point loses nothing, and leaves at most 256 messages in both places, with the same id. The file
-    has ids, times and sizes, but no numbers and no texts.
+    A message leaves its queue only when its copy is confirmed and listed in the file. If the
+    command is killed, nothing is lost, and at most 256 messages are left in both places, each pair
+    with the same id. The file has ids, times and sizes, but no numbers and no texts.
     """
     import asyncio
 

@@ -21,9 +21,9 @@ _HELP: Final = """\
 Ask five questions and write config.yaml, or for Kubernetes the chart's values.yaml.
 
 The questions are about the place, the broker, the SMS service, its API key and its webhooks. Each
-answer is checked at once. The configuration contains no secret, only names of files or of
+answer is checked immediately. The configuration contains no secret, only names of files or of
 Kubernetes Secrets. If the file of a secret does not exist, the command asks for the secret and
-writes it to the file, readable by its owner only. Ctrl-C changes nothing.
+writes it to a file that only its owner can read. Ctrl-C ends the command without any change.
 
 An option answers its question in advance. With --yes, or without a terminal, nothing is asked, and
 an option that is not given takes its default or is reported as missing.

@@ -40,8 +40,9 @@ def send(  # noqa: PLR0913  an option each
 ) -> None:
     """Publish one send request and print its message id.
 
-    With --wait, also print its outcome. Exit 0 if it was sent, 1 if it is dead or no outcome comes
-    in time. Known reasons for a delay are printed meanwhile: a pause, or a queue without workers.
+    With --wait, also print the outcome. Exits with 0 if the message was sent, and with 1 if it is
+    dead or no outcome comes in time. While the command waits, it prints known reasons for the
+    delay: a pause, or a queue without workers.
     """
     import asyncio
 
@@ -91,8 +92,8 @@ def listen(
 ) -> None:
     """Print inbound events as they arrive, a line of JSON each, until Ctrl-C.
 
-    A line on standard error says when printing begins. Other subscribers lose nothing. Exit 1 if
-    the exchange does not exist.
+    A line on standard error says when printing begins. Other subscribers lose nothing. Exits
+    with 1 if the exchange does not exist.
     """
     import asyncio
 

@@ -18,7 +18,7 @@ def pause(
     *,
     reason: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="One line that others will read, without phone numbers."),
+        typer.Option(metavar="TEXT", help="One line, visible to others. Do not include phone numbers."),
     ] = None,
     config: ConfigFile = None,
 ) -> None:
@@ -54,7 +54,7 @@ def pause(
 def resume(context: typer.Context, config: ConfigFile = None) -> None:
     """Resume sending after `sms-bridge pause`; without a pause, change nothing.
 
-    Messages that have expired meanwhile become dead letters. Pauses that workers began by
+    Messages that expired during the pause become dead letters. Pauses that workers began by
     themselves, for example in an outage, are not affected and end by themselves.
     """
     import asyncio

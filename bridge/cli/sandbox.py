@@ -20,8 +20,8 @@ _SANDBOX_HELP: Final = """\
 Run a stand-in for the SMS service, with faults on demand.
 
 It accepts messages as the service of a preset does, keeps them, and sends signed webhooks on
-demand. GET / lists its endpoints. Requests from pages of other sites are refused. With --preset it
-prints the settings of the bridge for it.
+demand. GET / lists its endpoints. Requests from pages of other sites are refused. With --preset, it
+prints the settings that the bridge needs for it.
 
 \b
 PUT /sandbox/faults takes a list. The first fault that matches a message applies:
@@ -68,7 +68,7 @@ def sandbox(  # noqa: PLR0913  an option each
     webhook_secret: Annotated[
         str | None,
         typer.Option(
-            metavar="S", help="Secret that signs them. Default with --preset: a random one."
+            metavar="S", help="Secret that signs the webhooks. Default with --preset: a random one."
         ),
     ] = None,
     webhook_secret_file: Annotated[
@@ -163,8 +163,8 @@ def demo(
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep everything running until Ctrl-C.")
     ] = False,
-    messages: Annotated[int, typer.Option(help="Send requests.", min=50)] = 1000,
-    events: Annotated[int, typer.Option(help="Webhooks.", min=20)] = 200,
+    messages: Annotated[int, typer.Option(help="Number of send requests.", min=50)] = 1000,
+    events: Annotated[int, typer.Option(help="Number of webhooks.", min=20)] = 200,
 ) -> None:
     """Run the whole flow on this computer: broker, sandbox, both roles, traffic, faults."""
     _check_installed("demo")

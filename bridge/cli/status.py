@@ -65,8 +65,8 @@ def status(
     ages are of messages that workers hold, and dead letters are counted since the workers started.
     `dlq list` reads the queue itself.
 
-    Exit 1 if the broker, or an admin port given with --admin, does not answer. --watch exits with
-    0. With --watch and --json, each reading is one line.
+    Exits with 1 if the broker, or an admin port given with --admin, does not answer. With --watch,
+    it always exits with 0. With --watch and --json, each reading is one line.
     """
     import asyncio
 

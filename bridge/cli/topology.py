@@ -124,7 +124,7 @@ def verify(
     role: OneRole = None,
     config: ConfigFile = None,
 ) -> None:
-    """Compare the broker with what the bridge needs; if they differ, print how and exit 1.
+    """Compare the broker with what the bridge needs; if they differ, print how and exit with 1.
 
     Nothing is created. For main queues and exchanges, which others may have declared, the possible
     cost of each difference is printed. Bindings are compared through the management API only.
@@ -159,7 +159,7 @@ def declare(
     """Create missing entities, as a role does when it starts; change nothing that exists.
 
     A main queue or an exchange that exists with other arguments is used as it is, and reported.
-    Exit 1 if a retry or dead-letter queue has other arguments, or a permission is missing.
+    Exits with 1 if a retry or dead-letter queue has other arguments, or a permission is missing.
     """
     import asyncio
 
