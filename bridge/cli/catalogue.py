@@ -35,7 +35,7 @@ ENTRIES: Final[Mapping[str, Entry]] = {
     "sign": Entry("sign", "Sign a body with the scheme of an endpoint."),
     "sandbox": Entry("sandbox", "Run a stand-in for the SMS service, with faults on demand."),
     "demo": Entry("sandbox", "Run the whole flow on this computer, with faults."),
-    "dlq": Entry("dlq", "Look at dead letters, send them again, remove them."),
+    "dlq": Entry("dlq", "Look at dead letters, send them again or remove them."),
     "topology": Entry("topology", "Show, compare or create the queues, exchanges and bindings."),
     "schema": Entry("schema", "Print the machine-readable contract: JSON Schemas and AsyncAPI."),
 }

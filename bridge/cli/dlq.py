@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="dlq",
-    help="Look at dead letters, send them again, remove them.",
+    help="Look at dead letters, send them again or remove them.",
     no_args_is_help=True,
     rich_markup_mode=None,
     epilog=(
@@ -68,12 +68,12 @@ Reasons = Annotated[
         parser=_reason,
         autocompletion=lambda: list(REASONS),
         metavar=f"[{'|'.join(REASONS)}]",
-        help="Only this reason. May be repeated.",
+        help="Only letters with this reason. May be repeated.",
     ),
 ]
 Ids = Annotated[
     list[str] | None,
-    typer.Option("--id", metavar="ID", help="Only this message id. May be repeated."),
+    typer.Option("--id", metavar="ID", help="Only letters with this id. May be repeated."),
 ]
 OlderThan = Annotated[
     float | None,
@@ -139,7 +139,7 @@ def list_letters(  # noqa: PLR0913  an option each
 )
 def show(
     context: typer.Context,
-    message_id: Annotated[str, typer.Argument(help="As `dlq list` shows it.")],
+    message_id: Annotated[str, typer.Argument(help="Id, as `dlq list` shows it.")],
     *,
     reveal: Reveal = False,
     config: ConfigFile = None,
@@ -178,15 +178,17 @@ def replay(  # noqa: PLR0913  an option each
         bool,
         typer.Option(
             "--include-uncertain",
-            help="Also letters that may have been sent already. This risks a second SMS.",
+            help="Also send letters that may have been sent. This risks a second SMS.",
         ),
     ] = False,
     include_repeats: Annotated[
         bool,
-        typer.Option("--include-repeats", help="Also letters whose id this run has already sent."),
+        typer.Option(
+            "--include-repeats", help="Also send letters whose id this run has already sent."
+        ),
     ] = False,
     rate: Annotated[
-        float | None, typer.Option(help="At most this many per second.", min=0.001)
+        float | None, typer.Option(help="Maximum number of letters per second.", min=0.001)
     ] = None,
     limit: AtMost = None,
     yes: Yes = False,
@@ -195,8 +197,8 @@ def replay(  # noqa: PLR0913  an option each
 ) -> None:
     """Send dead letters again: return them to their queue, with attempts counted from zero.
 
-    Each keeps its idempotency key. Expired letters are skipped. So are letters that may have been
-    sent already, unless --include-uncertain is given, and letters that repeat one of the last
+    A letter keeps its idempotency key. Expired letters are skipped. So are letters that may have
+    been sent already, unless --include-uncertain is given, and letters that repeat one of the last
     100,000 ids of this run, unless --include-repeats is given.
 
     A letter leaves the dead-letter queue only when its copy is confirmed. If the command is killed,

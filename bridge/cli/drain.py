@@ -39,7 +39,9 @@ def drain(  # noqa: PLR0913  an option each
     *,
     reason: Annotated[
         str,
-        typer.Option(metavar="TEXT", help="One line, visible to others. Do not include phone numbers."),
+        typer.Option(
+            metavar="TEXT", help="One line, visible to others. Do not include phone numbers."
+        ),
     ],
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only print what would be done. This is the default.")

@@ -39,12 +39,12 @@ ManagementUrl = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
-        help="RabbitMQ's management API. Default: its host, port 15672, or 15671 with TLS.",
+        help="RabbitMQ's management API. Default: port 15672 of its host, or 15671 with TLS.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do it. Default: only print what would be done.")]
-AtMost = Annotated[int | None, typer.Option("--limit", help="At most this many.", min=1)]
+AtMost = Annotated[int | None, typer.Option("--limit", help="Maximum number of messages.", min=1)]
 
 
 def read_settings(context: typer.Context, config: Path | None) -> "Settings":

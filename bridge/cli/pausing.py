@@ -18,7 +18,9 @@ def pause(
     *,
     reason: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="One line, visible to others. Do not include phone numbers."),
+        typer.Option(
+            metavar="TEXT", help="One line, visible to others. Do not include phone numbers."
+        ),
     ] = None,
     config: ConfigFile = None,
 ) -> None:
