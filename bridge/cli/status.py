@@ -289,7 +289,7 @@ def _queues(status: "Status", width: int) -> Iterator[StatusLine]:
             queue.name,
             _ready(queue),
             _count(queue.consumers),
-            # Of all workers, whichever queue the message is from.
+            # The oldest message may come from either queue, so only the first row shows it.
             in_hand if queue.name == main else "",
         )
         for queue in status.queues

@@ -61,15 +61,15 @@ def log_loop_faults(loop: asyncio.AbstractEventLoop) -> None:
 
     def handle(_loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
         error = context.get("exception")
-        # After the first words comes the repr of a callback, with its arguments.
-        what = " ".join(str(context.get("message")).split()[:3])
+        # After its first words, the message may contain the repr of a callback and its arguments.
+        kind = " ".join(str(context.get("message")).split()[:3])
         # aiormq leaves the loss of a connection that is being opened in a future that it drops;
         # `connect` raises it, too.
-        if what == "Future exception was" and isinstance(error, ConnectionError):
+        if kind == "Future exception was" and isinstance(error, ConnectionError):
             return
         log.error(
             "unhandled_error",
-            what=what,
+            what=kind,
             cause=error if isinstance(error, BaseException) else None,
         )
 

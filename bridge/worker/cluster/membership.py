@@ -58,9 +58,9 @@ LEAVE_SECONDS: Final = 1.0
 MAX_TICKS_WITHOUT_ECHO: Final = 5
 # How long a worker that starts waits for the states of its peers.
 MAX_START_SECONDS: Final = 2.0
-# A worker that joins for the first time later than this after its start found no broker. Its peers
-# have lost their connections too, and are back within the other time.
+# A worker whose first join comes later than this after its start found no broker.
 LATE_SECONDS: Final = 1.0
+# Its peers have lost their connections too, and reconnect within this time.
 RECONNECT_SECONDS: Final = 6.0
 # How long a worker that stops waits for a connection on which to publish that.
 MAX_REJOIN_SECONDS: Final = 3.0
@@ -145,8 +145,9 @@ class Membership:
         self._clock = clock
         self._connection: Blockable | None = None
         self._has_left = False
-        self._started_at = self._peers_are_back_at = clock()
-        self._was_member = False
+        self._started_at = clock()
+        # When its peers have had time to reconnect; None before its first join.
+        self._peers_are_back_at: float | None = None
         self._is_acquainted = asyncio.Event()
         self._has_joined = asyncio.Event()
         self._deaf_since: float | None = clock()
@@ -182,7 +183,7 @@ class Membership:
     @property
     def awaits_peers(self) -> bool:
         """Whether peers that this worker has never heard may still join or reconnect."""
-        if not self._was_member:
+        if self._peers_are_back_at is None:
             return self.is_enabled and not self.is_refused
         return self._clock() < self._peers_are_back_at
 
@@ -223,9 +224,10 @@ class Membership:
 
     def join(self, connection: Blockable) -> None:
         """Note that it receives, and may publish on `connection`."""
-        if not self._was_member and self._clock() - self._started_at > LATE_SECONDS:
-            self._peers_are_back_at = self._clock() + RECONNECT_SECONDS
-        self._was_member = True
+        if self._peers_are_back_at is None:
+            now = self._clock()
+            is_late = now - self._started_at > LATE_SECONDS
+            self._peers_are_back_at = now + RECONNECT_SECONDS if is_late else now
         self._connection = connection
         self.is_refused = False
         self._unpublished.clear()
@@ -278,9 +280,10 @@ class Membership:
 
     async def until_peers_are_back(self) -> None:
         """Wait until this worker has joined and, if it found no broker, peers have had time to."""
-        if not self._was_member:
+        if self._peers_are_back_at is None:
             await wait_at_most(RECONNECT_SECONDS, self._has_joined)
-        await asyncio.sleep(max(0.0, self._peers_are_back_at - self._clock()))
+        if self._peers_are_back_at is not None:
+            await asyncio.sleep(max(0.0, self._peers_are_back_at - self._clock()))
 
     async def until_joined(self, *, most_seconds: float) -> None:
         """Wait, when this worker stops, until it can publish that; not if it has no peers."""

@@ -54,18 +54,21 @@ class Store:
 
     fate: Callable[[], Awaitable[Publication]] | None = None
     bodies: list[bytes] = field(default_factory=list)
+    properties: list[Any] = field(default_factory=list)
     is_busy: bool = False
 
-    async def write(self, body: bytes, **_: Any) -> Publication:
+    async def write(self, body: bytes, **rest: Any) -> Publication:
         """Take an event."""
         self.bodies.append(body)
+        self.properties.append(rest.get("properties"))
         return write() if self.fate is None else await self.fate()
 
-    def write_at_once(self, body: bytes, **_: Any) -> Publication | None:
+    def write_at_once(self, body: bytes, **rest: Any) -> Publication | None:
         """Take an event, unless it has to wait."""
         if self.is_busy or not (self.fate is None or isinstance(self.fate, Gate)):
             return None
         self.bodies.append(body)
+        self.properties.append(rest.get("properties"))
         return write() if self.fate is None else self.fate.write()
 
 
@@ -326,13 +329,7 @@ async def test_the_only_endpoint_is_not_named(ears: Ears) -> None:
 
 @pytest.mark.parametrize("form", ["raw", "normalized"])
 async def test_the_signed_address_has_the_id_of_the_message(form: str) -> None:
-    seen: list[dict[str, Any]] = []
-
-    class Reader(Store):
-        def write_at_once(self, body: bytes, **rest: Any) -> Publication:
-            seen.append({"body": body, "properties": rest["properties"]})
-            return write()
-
+    store = Store()
     members = {"AccountSid": f"AC{'0' * 32}", "From": "+12025550102", "To": "+12025550101"}
     members |= {"MessageSid": f"SM{'1' * 32}", "MessageStatus": "delivered"}
     query = b"sms-bridge-id=order-1"
@@ -344,47 +341,35 @@ async def test_the_signed_address_has_the_id_of_the_message(form: str) -> None:
         (b"content-type", b"application/x-www-form-urlencoded"),
     ]
     receipts = {"status_pointers": ("/MessageStatus",), "delivered": ("delivered",)}
-    receiver = make_receiver(Reader(), "twilio", body=form, receipts=receipts)
+    receiver = make_receiver(store, "twilio", body=form, receipts=receipts)
     body = urlencode(members).encode()
 
     assert (await answer_of(receiver, make_request(body, headers, query=query))).status == 200
-    assert seen[0]["properties"].headers["sms-bridge-message-id"] == "order-1"
-    assert (seen[0]["body"] == body) == (form == "raw")
-    assert (b'"message_id":"order-1"' in seen[0]["body"]) == (form == "normalized")
+    assert store.properties[0].headers["sms-bridge-message-id"] == "order-1"
+    assert (store.bodies[0] == body) == (form == "raw")
+    assert (b'"message_id":"order-1"' in store.bodies[0]) == (form == "normalized")
     for other in (b"", b"sms-bridge-id=order-2", query + b"&a=1"):
         assert (await answer_of(receiver, make_request(body, headers, query=other))).status == 401
 
 
 async def test_a_query_that_is_not_signed_says_nothing() -> None:
     """Anyone on the way could change it, and the signature would still fit."""
-    seen: list[dict[str, Any]] = []
-
-    class Reader(Store):
-        def write_at_once(self, body: bytes, **rest: Any) -> Publication:
-            seen.append({"body": body, "properties": rest["properties"]})
-            return write()
-
+    store = Store()
     receiver = make_receiver(
-        Reader(),
+        store,
         receipts={"status_pointers": ("/status",), "delivered": ("delivered",)},
     )
     body = b'{"type": "receipt", "status": "delivered"}'
     request = make_request(body, query=b"sms-bridge-id=order-1")
 
     assert (await answer_of(receiver, request)).status == 200
-    assert seen[0]["properties"].headers["sms-bridge-delivery"] == "delivered"
-    assert "sms-bridge-message-id" not in seen[0]["properties"].headers
+    assert store.properties[0].headers["sms-bridge-delivery"] == "delivered"
+    assert "sms-bridge-message-id" not in store.properties[0].headers
 
 
 async def test_a_get_is_published_as_the_form_in_its_query() -> None:
     """Where a service signs GETs, their query is the body; elsewhere only POST is taken."""
-    seen: list[dict[str, Any]] = []
-
-    class Reader(Store):
-        def write_at_once(self, body: bytes, **rest: Any) -> Publication:
-            seen.append({"body": body, "properties": rest["properties"]})
-            return write()
-
+    store = Store()
     query = b"id=a-1&reference=order-1&status=delivered&recipient=12025550101"
     url = f"{PUBLIC_URL}?{query.decode()}"
     now = int(time.time())
@@ -392,7 +377,7 @@ async def test_a_get_is_published_as_the_form_in_its_query() -> None:
     claims |= {"url_hash": hashlib.sha256(url.encode()).hexdigest()}
     signed = jwt.encode(claims, SECRET * 3, algorithm="HS256").encode()
     receiver = make_receiver(
-        Reader(),
+        store,
         "messagebird",
         secrets=(SecretStr(SECRET * 3),),
         event_type_pointers=("/status",),
@@ -408,7 +393,7 @@ async def test_a_get_is_published_as_the_form_in_its_query() -> None:
         return await answer_of(receiver, make_request(b"", headers, query=query, **changed))
 
     assert (await answer(method="GET")).status == 200
-    ((_, body), (_, properties)) = seen[0].items()
+    (body,), (properties,) = store.bodies, store.properties
     assert body == query
     assert properties.content_type == "application/x-www-form-urlencoded"
     assert properties.content_encoding is None
@@ -418,7 +403,7 @@ async def test_a_get_is_published_as_the_form_in_its_query() -> None:
     assert (other.status, other.headers["Allow"]) == (405, "POST, GET")
     plain = await answer_of(make_receiver(Store()), make_request(b"", method="GET"))
     assert (plain.status, plain.headers["Allow"]) == (405, "POST")
-    assert len(seen) == 1
+    assert len(store.bodies) == 1
 
 
 async def test_a_health_check_earns_no_trust() -> None:
@@ -590,6 +575,7 @@ async def test_memory_of_repeats_is_small() -> None:
     try:
         later = [(await post(number)).status for number in range(200, 200 + REMEMBERED)]
         store.bodies.clear()
+        store.properties.clear()
         gc.collect()
         kept_bytes, _ = tracemalloc.get_traced_memory()
     finally:

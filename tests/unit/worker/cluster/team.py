@@ -206,19 +206,13 @@ class Team(LeapingWorld):
         """Start one more worker, which has not joined yet."""
         colleague = Colleague(self, len(self.members) + 1, self._window_seconds)
         self.members.append(colleague)
-
-        async def begin() -> None:
-            start(colleague.member.keep_publishing(), self._tasks)
-
-        self.run(begin())
+        start(colleague.member.keep_publishing(), self._tasks)
         return colleague
 
     def hire(self) -> Colleague:
         """Let one more worker join."""
-        colleague = Colleague(self, len(self.members) + 1, self._window_seconds)
-        self.members.append(colleague)
+        colleague = self.appoint()
         colleague.come_back()
-        start(colleague.member.keep_publishing(), self._tasks)
         return colleague
 
     @property

@@ -207,6 +207,20 @@ def test_a_peer_that_comes_back_answers_at_once(make_team: MakeTeam) -> None:
     assert seconds == pytest.approx(3 * HEARD_AFTER_SECONDS)
 
 
+def lose(team: Team, kind: str, *, count: int) -> list[str]:
+    """Lose the first messages of a kind; return the list of their senders, which it fills."""
+    lost: list[str] = []
+
+    def loses(sender: str, message: Message) -> bool:
+        is_lost = kind_of(message) == kind and len(lost) < count
+        if is_lost:
+            lost.append(sender)
+        return is_lost
+
+    team.exchange.loses = loses
+    return lost
+
+
 @WITH_AND_WITHOUT_IDS
 @pytest.mark.parametrize("kind", ["Questions", "Answers"])
 def test_what_is_lost_on_the_way_is_asked_again(
@@ -215,15 +229,7 @@ def test_what_is_lost_on_the_way_is_asked_again(
     """Neither a lost question nor a lost answer makes a second text."""
     team = make_team(2)
     first, second = team.members
-    lost: list[str] = []
-
-    def loses(sender: str, message: Message) -> bool:
-        if kind_of(message) == kind and len(lost) < 2:
-            lost.append(sender)
-            return True
-        return False
-
-    team.exchange.loses = loses
+    lost = lose(team, kind, count=2)
 
     async def story() -> object:
         delivery = message(team, message_id)
@@ -416,14 +422,7 @@ def test_an_answer_that_is_lost_with_the_connection_is_given_again(
     """The peer has handed on its record: the next redelivery must not be a second text."""
     team = make_team(2)
     first, second = team.members
-    lost: list[str] = []
-
-    def loses(sender: str, message: Message) -> bool:
-        is_lost = kind_of(message) == "Answers" and not lost
-        lost.extend([sender] * is_lost)
-        return is_lost
-
-    team.exchange.loses = loses
+    lost = lose(team, "Answers", count=1)
 
     async def story() -> object:
         delivery = message(team, message_id)
@@ -451,9 +450,9 @@ def test_who_starts_without_a_broker_waits_for_others_to_reconnect(
     """
     team = make_team(1)
     (first,) = team.members
-    newcomer = team.appoint()
 
     async def story() -> object:
+        newcomer = team.appoint()
         delivery = message(team, "m-1")
         claim = await first.begin(delivery)
         first.fall_silent()
@@ -471,7 +470,7 @@ def test_who_starts_without_a_broker_waits_for_others_to_reconnect(
         return await taking
 
     assert team.play(story()) == Repeat(None)
-    assert team.seconds(newcomer.begin(again(team, message(team, "m-2")))) < 1
+    assert team.seconds(team.members[1].begin(again(team, message(team, "m-2")))) < 1
 
 
 @WITH_AND_WITHOUT_IDS
