@@ -16,6 +16,8 @@ import unicodedata
 from typing import Final
 from urllib.parse import unquote
 
+from bridge.json_pointer import is_id
+
 # Telling, so that it is not mistaken for a parameter of another program.
 PARAMETER: Final = "sms-bridge-id"
 # Twilio allows 4,000 characters; Telnyx and Plivo document no limit.
@@ -25,7 +27,6 @@ _ENCODED: Final = "_"
 _PLAIN: Final = re.compile(r"[A-Za-z0-9-][A-Za-z0-9_-]{0,254}")
 _REFERENCE: Final = re.compile(rb"(_?)([A-Za-z0-9-][A-Za-z0-9_-]{0,339})")
 _ALONE: Final = re.compile(rb"%s=%s" % (PARAMETER.encode(), _REFERENCE.pattern))
-_KEY: Final = re.compile(r"[!-~]{1,255}")
 
 # A phone number has 7 to 15 digits (ITU-T E.164) in any grouping, and up to two more as a prefix to
 # dial abroad. Digits after a + always count as a phone number.
@@ -73,7 +74,7 @@ def read_reference(query: bytes) -> str | None:
             key = base64.urlsafe_b64decode(key + "=" * (-len(key) % 4)).decode("ascii")
         except (binascii.Error, UnicodeDecodeError):
             return None
-    return key if _KEY.fullmatch(key) and not looks_like_number(key) else None
+    return key if is_id(key) and not looks_like_number(key) else None
 
 
 def is_reference(query: bytes) -> bool:

@@ -15,11 +15,9 @@ _MILLISECONDS: Final = tuple(f".{number:03d}Z" for number in range(1000))
 
 def json_line(now: float, level: str, logger: str, event: str, facts: Facts) -> str:
     """Format a line of JSON: time, level, logger, event, then the facts."""
-    second = int(now)
-    moment = _format_second(second) + _MILLISECONDS[int((now - second) * 1000)]
     head = _format_head(level, logger, event)
     rest = f",{dump_json(facts)[1:]}" if facts else "}"
-    return f'{{"time":"{moment}{head}{rest}\n'
+    return f'{{"time":"{utc_milliseconds(now)}{head}{rest}\n'
 
 
 def console_line(now: float, level: str, _logger: str, event: str, facts: Facts) -> str:
@@ -28,6 +26,12 @@ def console_line(now: float, level: str, _logger: str, event: str, facts: Facts)
     pairs = " ".join(f"{name}={value}" for name, value in facts.items())
     line = f"{clock} {level:<8} {event} {pairs}".rstrip()
     return "".join(char if char.isprintable() else "?" for char in line) + "\n"
+
+
+def utc_milliseconds(moment: float) -> str:
+    """Format unix seconds as `2030-01-31T03:12:00.250Z`."""
+    second = int(moment)
+    return _format_second(second) + _MILLISECONDS[int((moment - second) * 1000)]
 
 
 def utc_text(moment: float) -> str:

@@ -10,7 +10,6 @@ import itertools
 import json
 import re
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Final
 
@@ -23,9 +22,11 @@ from bridge.json_pointer import (
     find_all,
     find_id,
     find_text,
+    is_id,
     is_like_a_phone_number,
     split_pointer,
 )
+from bridge.telemetry.log_format import utc_milliseconds
 from bridge.webhook.event import (
     JSON,
     UNPARSED,
@@ -42,20 +43,63 @@ RECEIVED: Final = "message.received"
 # A bundle of more items is published as one event.
 MAX_ITEMS: Final = 1000
 MAX_MEDIA: Final = 100
-# An international number without its +. Short codes have fewer digits.
-_DIGITS: Final = re.compile("[1-9][0-9]{7,14}")
-_ID: Final = re.compile("[!-~]{1,255}")
+# Digits of an international number without its +. Short codes have fewer.
+_MIN_DIGITS: Final = 8
+_MAX_DIGITS: Final = 15
 _HALF_CHARACTER: Final = re.compile(r"[\ud800-\udfff]")
 # Numbers stay text, because Python refuses to convert integers of more than 4,300 digits.
 _DECODER: Final = json.JSONDecoder(parse_int=str, parse_float=str)
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
 
 
+class EventFields:
+    """Where each part of an endpoint's events stands, taken from its settings once.
+
+    Reading an attribute of the settings takes a hundred times as long as reading one of these.
+    """
+
+    __slots__ = (
+        "endpoint",
+        "from_pointers",
+        "id_pointers",
+        "items_pointer",
+        "keyword_pointers",
+        "media",
+        "message_types",
+        "provider",
+        "provider_id_pointers",
+        "start",
+        "stop",
+        "text_pointers",
+        "to_pointers",
+        "type_pointers",
+        "writes_digits",
+    )
+
+    def __init__(self, endpoint: EndpointSettings) -> None:
+        message, opt_out = endpoint.message, endpoint.opt_out
+        self.endpoint = endpoint
+        self.provider = endpoint.preset
+        self.items_pointer = endpoint.items_pointer
+        self.type_pointers = endpoint.event_type_pointers
+        self.id_pointers = endpoint.event_id_pointers
+        self.writes_digits = endpoint.numbers == "digits"
+        self.message_types = frozenset(message.type_values)
+        self.from_pointers = message.from_pointers
+        self.to_pointers = message.to_pointers
+        self.text_pointers = message.text_pointers
+        self.provider_id_pointers = message.provider_id_pointers
+        self.media = message.media
+        self.keyword_pointers = opt_out.keyword_pointers
+        self.stop = frozenset(opt_out.stop)
+        self.start = frozenset(opt_out.start)
+
+
 def normalize(
     body: bytes,
     content_type: str | None,
     verified: Verified,
-    endpoint: EndpointSettings,
+    fields: EventFields,
     content_encoding: str | None = None,
     *,
     now: float,
@@ -68,9 +112,9 @@ def normalize(
     """
     plain = body if content_encoding is None else inflate(body, content_encoding)
     document = read_body(plain, content_type)
-    reader = _FieldReader(body, verified, endpoint, now, reference)
+    reader = _FieldReader(body, verified, fields, now, reference)
     raw = _write_raw(body, content_type, content_encoding)
-    pointer = endpoint.items_pointer
+    pointer = fields.items_pointer
     if pointer is not None:
         items = find_all(document, pointer)[0]
         if isinstance(items, list) and items:
@@ -83,29 +127,29 @@ def normalize(
                     raws = [_write_raw(content, content_type, None) for content in contents]
                 return reader.read_items(document, items, raws, contents)
             document = None
-    kind = find_text(document, endpoint.event_type_pointers)
-    event_id = verified.event_id or find_id(document, endpoint.event_id_pointers)
+    kind = find_text(document, fields.type_pointers)
+    event_id = verified.event_id or find_id(document, fields.id_pointers)
     return reader.read(document, kind, event_id, raw)
 
 
 class _FieldReader:
     """Reads the events of one webhook."""
 
-    __slots__ = ("_endpoint", "_received_at", "_reference", "_sha256", "_verified")
+    __slots__ = ("_fields", "_received_at", "_reference", "_sha256", "_verified")
 
     def __init__(
         self,
         body: bytes,
         verified: Verified,
-        endpoint: EndpointSettings,
+        fields: EventFields,
         now: float,
         reference: str | None,
     ) -> None:
-        self._endpoint = endpoint
+        self._fields = fields
         self._verified = verified
         self._reference = reference
         self._sha256 = hashlib.sha256(body).hexdigest()
-        self._received_at = datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds")
+        self._received_at = utc_milliseconds(now)
 
     def read_items(
         self,
@@ -118,9 +162,10 @@ class _FieldReader:
 
         `contents` has the JSON of each item: a repeat of an item is recognised in any bundle.
         """
-        endpoint, count = self._endpoint, len(items)
-        types, item_types = _split_pointers(endpoint.event_type_pointers, endpoint.items_pointer)
-        ids, item_ids = _split_pointers(endpoint.event_id_pointers, endpoint.items_pointer)
+        fields, count = self._fields, len(items)
+        endpoint = fields.endpoint
+        types, item_types = _split_pointers(fields.type_pointers, fields.items_pointer)
+        ids, item_ids = _split_pointers(fields.id_pointers, fields.items_pointer)
         kind = find_text(document, types)
         event_id = self._verified.event_id or find_id(document, ids)
         events: list[WebhookEvent] = []
@@ -159,24 +204,24 @@ class _FieldReader:
         `kind` is the service's own type. `event_id` is the service's id of the event, or its id of
         the message that the event is about.
         """
-        endpoint = self._endpoint
-        receipts, message = endpoint.receipts, endpoint.message
+        fields = self._fields
+        endpoint = fields.endpoint
         receipt = read_receipt(document, kind, endpoint, self._reference)
         if receipt is not None and receipt.delivery is not None:
             return [self._receipt_event(document, receipt, event_id, raw, bundle)]
-        is_message = kind in message.type_values if message.type_values else kind is None
+        is_message = kind in fields.message_types if fields.message_types else kind is None
         if receipt is None and is_message:
-            data = _read_message(document, endpoint)
+            data = _read_message(document, fields)
             if data is not None:
                 if event_id is None:
-                    event_id = find_provider_id(document, message.provider_id_pointers)
+                    event_id = data.get("provider_id")
                 event = self._event(RECEIVED, data, event_id, raw, bundle)
                 opt_out = self._opt_out_event(document, data, event_id, raw, bundle)
                 return [event] if opt_out is None else [event, opt_out]
-        lacks_fields = is_message or (receipt is None and kind in receipts.type_values)
+        lacks_fields = is_message or (receipt is None and kind in endpoint.receipts.type_values)
         if not kind or lacks_fields:
             return [self._event(UNPARSED, {}, event_id, raw, bundle, receipt)]
-        kind = dotted_type(kind, endpoint.preset)
+        kind = dotted_type(kind, fields.provider)
         if receipt is not None and event_id is not None and event_id == receipt.provider_id:
             event_id = f"{event_id}:{_word(f'{kind}:{receipt.status}')}"
         if kind in NORMALIZED_TYPES:
@@ -192,7 +237,8 @@ class _FieldReader:
         raw: dict[str, str],
         bundle: dict[str, int] | None,
     ) -> WebhookEvent:
-        endpoint, kind = self._endpoint, f"receipt.{receipt.delivery}"
+        fields, kind = self._fields, f"receipt.{receipt.delivery}"
+        to_pointers = fields.endpoint.receipts.to_pointers
         provider_id = receipt.provider_id
         if provider_id is not None and event_id in {None, provider_id}:
             # An id of the message alone would be the same for each of its receipts.
@@ -200,7 +246,7 @@ class _FieldReader:
         data = {
             "message_id": receipt.message_id,
             "provider_id": provider_id,
-            "to": _find_number(document, endpoint.receipts.to_pointers, endpoint),
+            "to": _find_number(document, to_pointers, fields),
             "status": receipt.status,
             "code": receipt.code,
             "meaning": receipt.meaning,
@@ -215,13 +261,13 @@ class _FieldReader:
         raw: dict[str, str],
         bundle: dict[str, int] | None,
     ) -> WebhookEvent | None:
-        settings = self._endpoint.opt_out
-        if not settings.keyword_pointers:
+        fields = self._fields
+        if not fields.keyword_pointers:
             return None
-        keyword = find_text(document, settings.keyword_pointers)
-        if keyword is None or keyword not in {*settings.stop, *settings.start}:
+        keyword = find_text(document, fields.keyword_pointers)
+        if keyword is None or keyword not in fields.stop | fields.start:
             return None
-        kind = "opt_out" if keyword in settings.stop else "opt_in"
+        kind = "opt_out" if keyword in fields.stop else "opt_in"
         data = {
             "from": message["from"],
             "to": message.get("to"),
@@ -240,13 +286,13 @@ class _FieldReader:
         bundle: dict[str, int] | None,
         receipt: Receipt | None = None,
     ) -> WebhookEvent:
-        endpoint = self._endpoint
-        if event_id is not None and _ID.fullmatch(event_id) is None:
+        endpoint = self._fields.endpoint
+        if event_id is not None and not is_id(event_id):
             event_id = hashlib.sha256(event_id.encode("utf-8", "replace")).hexdigest()
         event: dict[str, Any] = {"type": kind}
         if event_id is not None:
             event["id"] = event_id
-        event["provider"] = endpoint.preset
+        event["provider"] = self._fields.provider
         event["received_at"] = self._received_at
         event["data"] = data
         event["raw"] = raw
@@ -272,22 +318,21 @@ def _word(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
 
 
-def _read_message(document: Any, endpoint: EndpointSettings) -> dict[str, Any] | None:  # noqa: ANN401
+def _read_message(document: Any, fields: EventFields) -> dict[str, Any] | None:  # noqa: ANN401
     """Return the parts of a person's message; None without a sender, or without text and media."""
-    settings = endpoint.message
-    sender = _find_number(document, settings.from_pointers, endpoint)
+    sender = _find_number(document, fields.from_pointers, fields)
     if sender is None:
         return None
-    text = find_text(document, settings.text_pointers)
-    media = _find_media(document, settings.media) if settings.media else []
+    text = find_text(document, fields.text_pointers)
+    media = _find_media(document, fields.media) if fields.media else []
     if text is None and not media:
         return None
     return _known(
         {
             "from": sender,
-            "to": _find_number(document, settings.to_pointers, endpoint),
+            "to": _find_number(document, fields.to_pointers, fields),
             "text": text,
-            "provider_id": find_provider_id(document, settings.provider_id_pointers),
+            "provider_id": find_provider_id(document, fields.provider_id_pointers),
             "media": media or None,
         }
     )
@@ -296,16 +341,21 @@ def _read_message(document: Any, endpoint: EndpointSettings) -> dict[str, Any] |
 def _find_number(
     document: Any,  # noqa: ANN401  JSON
     pointers: Sequence[str],
-    endpoint: EndpointSettings,
+    fields: EventFields,
 ) -> str | None:
     """Return the first phone number, short code or name; an international number with its +."""
     for pointer in pointers:
         for value in find_all(document, pointer):
             text = None if isinstance(value, bool) else as_text(value)
             if text:
-                is_bare = endpoint.numbers == "digits" and _DIGITS.fullmatch(text) is not None
-                return f"+{text}" if is_bare else text
+                return f"+{text}" if fields.writes_digits and _is_international(text) else text
     return None
+
+
+def _is_international(text: str) -> bool:
+    """Whether a text is an international number without its +."""
+    has_length = _MIN_DIGITS <= len(text) <= _MAX_DIGITS
+    return has_length and text.isascii() and text.isdecimal() and text[0] != "0"
 
 
 def _find_media(document: Any, settings: Sequence[MediaSettings]) -> list[dict[str, str]]:  # noqa: ANN401
@@ -316,7 +366,7 @@ def _find_media(document: Any, settings: Sequence[MediaSettings]) -> list[dict[s
             # Most messages have no media.
             if any(urls):
                 of_type = place.content_type
-                types = () if of_type is None else find_all(document, of_type)
+                types = [] if of_type is None else find_all(document, of_type)
                 pairs = itertools.zip_longest(urls[:MAX_MEDIA], types[:MAX_MEDIA])
                 media += (_medium(url, named) for url, named in pairs if url)
             continue

@@ -38,7 +38,7 @@ def read_receipts(
     if not endpoint.receipts.status_pointers:
         return []
     pointer = endpoint.items_pointer
-    items = (document,) if pointer is None else find_all(document, f"{pointer}/*")
+    items = [document] if pointer is None else find_all(document, f"{pointer}/*")
     read = [read_receipt(item, kind, endpoint, reference) for item in items]
     return [receipt for receipt in read if receipt is not None]
 
@@ -84,7 +84,9 @@ def find_provider_id(document: Any, pointers: Sequence[str]) -> str | None:  # n
     """Return the service's id of a message; None if it looks like a phone number."""
     provider_id = find_id(document, pointers)
     # Many services use plain numbers as ids, so only an id with a + is taken for a phone number.
-    return None if provider_id is None or PLUS.search(provider_id) else provider_id
+    if provider_id is None or ("+" in provider_id and PLUS.search(provider_id)):
+        return None
+    return provider_id
 
 
 def _find_error(document: Any, pointers: Sequence[str]) -> str | None:  # noqa: ANN401  JSON

@@ -29,7 +29,7 @@ from bridge.topology.upkeep import Upkeep
 from bridge.webhook.endpoint import RETRY_AFTER_SECONDS, Endpoint
 from bridge.webhook.event import UNPARSED, WebhookEvent, as_form, name_event, properties_of
 from bridge.webhook.metrics import EventOutcome, WebhookMetrics
-from bridge.webhook.normalize import normalize
+from bridge.webhook.normalize import EventFields, normalize
 from bridge.webhook.publishing import MAX_AT_ONCE, ReceiptOutcomes, RecentEvents, all_of
 from bridge.webhook.recorder import Recorder, Webhook
 from bridge.webhook.signatures.verify import Verified, verify
@@ -127,7 +127,11 @@ class Receiver:
             for seconds in self._response_seconds.values()
         }
         self._unconfirmed = {path: lines[s] for path, s in self._response_seconds.items()}
-        self._raw_paths = frozenset(one.path for one in endpoints if settings.is_raw(one.settings))
+        self._event_fields = {
+            one.path: EventFields(one.settings)
+            for one in endpoints
+            if not settings.is_raw(one.settings)
+        }
         # Routing keys of returned events, until an event with the same key is routed.
         self._unroutable: set[str] = set()
         self._queue_missing = asyncio.Event()
@@ -216,14 +220,16 @@ class Receiver:
             webhook.request = request = as_form(request)
         content_type = request.header(b"content-type")
         encoding = request.header(b"content-encoding")
-        body, settings = request.body, webhook.endpoint.settings
-        if settings.path in self._raw_paths:
+        body, endpoint = request.body, webhook.endpoint
+        fields = self._event_fields.get(endpoint.path)
+        if fields is None:
+            settings = endpoint.settings
             return [
                 name_event(body, content_type, verified, settings, encoding, reference=reference)
             ]
         now = time.time()
         return normalize(
-            body, content_type, verified, settings, encoding, now=now, reference=reference
+            body, content_type, verified, fields, encoding, now=now, reference=reference
         )
 
     def _publish_at_once(self, webhook: Webhook) -> ResponseOrFuture | None:

@@ -15,7 +15,7 @@ from bridge.admin.rendering import Rendering, render
 from bridge.callback import reference_in
 from bridge.config import EndpointSettings, Settings, load_settings
 from bridge.config.presets import PRESETS, Preset, documented_webhooks, webhook_repeats
-from bridge.webhook.normalize import normalize
+from bridge.webhook.normalize import EventFields, normalize
 from bridge.webhook.signatures.schemes import PRESETS as SCHEMES
 from bridge.webhook.signatures.verify import Verified
 from tests import markdown
@@ -124,7 +124,7 @@ def _event_row(example: Mapping[str, Any], endpoint: EndpointSettings) -> tuple[
         text.encode(),
         content_type,
         Verified(0, None, None),
-        endpoint,
+        EventFields(endpoint),
         now=0,
         reference=reference,
     )

@@ -15,7 +15,7 @@ from telnyx.types import InboundMessagePayload, OutboundMessagePayload
 from bridge.callback import reference_in
 from bridge.config import EndpointSettings
 from bridge.config.presets import Preset, documented_webhooks
-from bridge.webhook.normalize import normalize
+from bridge.webhook.normalize import EventFields, normalize
 from bridge.webhook.signatures.schemes import decode_secret
 from bridge.webhook.signatures.verify import Verified, verify
 from tests.services.test_signatures import FORM, SERVICES, scheme_of
@@ -32,9 +32,9 @@ def body_of(example: Mapping[str, Any]) -> bytes:
 def events_of(
     preset: str, body: bytes, content_type: str, verified: Verified, reference: str | None = None
 ) -> list[Event]:
-    endpoint = EndpointSettings.model_validate({"path": "/webhooks", "preset": preset})
+    fields = EventFields(EndpointSettings.model_validate({"path": "/webhooks", "preset": preset}))
     now = time.time()
-    events = normalize(body, content_type, verified, endpoint, now=now, reference=reference)
+    events = normalize(body, content_type, verified, fields, now=now, reference=reference)
     return [json.loads(event.body) for event in events]
 
 

@@ -17,7 +17,7 @@ from bridge.admin.message_models import RequestHeaders
 from bridge.config import Settings
 from bridge.config.presets import PRESETS, Preset, documented_webhooks
 from bridge.errors import InvalidMessageError
-from bridge.webhook.normalize import normalize
+from bridge.webhook.normalize import EventFields, normalize
 from bridge.webhook.signatures.verify import Verified
 from bridge.worker import envelope
 from bridge.worker.request import parse_request
@@ -180,7 +180,7 @@ def test_every_header_that_may_be_set_is_described() -> None:
 @pytest.mark.parametrize("preset", [preset for preset in PRESETS if preset != "generic"])
 def test_documented_webhooks_have_the_form_of_the_schema(preset: Preset) -> None:
     settings = Settings.model_validate({"webhook": {"preset": preset}})
-    endpoint = settings.webhook.all_endpoints[0]
+    fields = EventFields(settings.webhook.all_endpoints[0])
     schema = event_schema(settings)
     form = {"$defs": schema["$defs"], **schema["properties"]["body"]}
     payload = asyncapi(settings)["components"]["messages"]["inboundEvent"]["payload"]
@@ -188,7 +188,7 @@ def test_documented_webhooks_have_the_form_of_the_schema(preset: Preset) -> None
         content_type = webhook.get("content_type", "application/json")
         is_form = content_type != "application/json"
         body = (urlencode if is_form else json.dumps)(webhook["body"]).encode()
-        for event in normalize(body, content_type, Verified(0, None, None), endpoint, now=0):
+        for event in normalize(body, content_type, Verified(0, None, None), fields, now=0):
             for one in (form, payload):
                 jsonschema.validate(json.loads(event.body), one)
                 with pytest.raises(jsonschema.ValidationError):

@@ -17,17 +17,19 @@ from bridge.config import EndpointSettings
 from bridge.config.presets import PRESETS, Preset, documented_webhooks
 from bridge.config.webhook import NORMALIZED_TYPES
 from bridge.webhook.event import WebhookEvent, properties_of
-from bridge.webhook.normalize import MAX_ITEMS, normalize
+from bridge.webhook.normalize import MAX_ITEMS, EventFields, normalize
 from bridge.webhook.signatures.verify import Verified
 from tests.unit.webhook.documented import documented
 
 JSON = "application/json"
 FORM = "application/x-www-form-urlencoded"
 SIGNED_AT = 1700000000.0
-RECEIVED_AT = "2026-01-01T12:00:00.250+00:00"
+RECEIVED_AT = "2026-01-01T12:00:00.250Z"
 NOW = 1767268800.25
 ENDPOINTS = {
-    preset: EndpointSettings.model_validate({"path": f"/webhooks/{preset}", "preset": preset})
+    preset: EventFields(
+        EndpointSettings.model_validate({"path": f"/webhooks/{preset}", "preset": preset})
+    )
     for preset in PRESETS
 }
 
@@ -45,8 +47,8 @@ def events_of(
     if not isinstance(body, bytes):
         body = write(body, content_type)
     verified = Verified(0, event_id, SIGNED_AT)
-    endpoint = ENDPOINTS[preset]
-    return normalize(body, content_type, verified, endpoint, encoding, now=NOW, reference=reference)
+    fields = ENDPOINTS[preset]
+    return normalize(body, content_type, verified, fields, encoding, now=NOW, reference=reference)
 
 
 def write(body: Any, content_type: str | None) -> bytes:
@@ -174,8 +176,8 @@ def test_media_need_not_have_types(
     """Fewer types than media, because the settings or the webhook have no more, refuse nothing."""
     settings = {"path": "/", "preset": "vonage", "message": {"media": [place]}}
     body = b'{"from":"Acme","text":"","a":[{"u":"x"},{"u":"y"}],"b":[{"t":"image/png"}],"none":[]}'
-    endpoint = EndpointSettings.model_validate(settings)
-    (event,) = read(normalize(body, JSON, Verified(0, None, None), endpoint, now=NOW))
+    fields = EventFields(EndpointSettings.model_validate(settings))
+    (event,) = read(normalize(body, JSON, Verified(0, None, None), fields, now=NOW))
 
     assert event["data"].get("media") == shown
 
