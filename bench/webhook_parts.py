@@ -9,13 +9,16 @@ event, or with `raw` behind it as it is.
 """
 
 import asyncio
+import base64
 import json
 import sys
 import time
+from contextlib import suppress
 from typing import Any, Final, cast
 from urllib.parse import urlencode
 
 import uvloop
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from bench.inbound import BODY
 from bench.lineup import SECRET
@@ -44,6 +47,8 @@ from bridge.webhook.signatures.verify import sign
 _CHANNEL: Final = 1
 _FORM: Final = "application/x-www-form-urlencoded"
 _JSON: Final = "application/json"
+# An arbitrary key of a service that signs with Ed25519.
+_PRIVATE_KEY: Final = bytes(range(32))
 _DATE: Final = b"date: Sun, 22 Nov 2026 21:00:00 GMT\r\n"
 
 
@@ -56,7 +61,7 @@ def write_request(preset: Preset, endpoint: Endpoint) -> bytes:
         document = example["body"]
         is_form = content_type == _FORM
         body = (urlencode(document) if is_form else json.dumps(document)).encode()
-    key = endpoint.keys[0]
+    key = _PRIVATE_KEY if endpoint.scheme.algorithm == "ed25519" else endpoint.keys[0]
     signed = sign(
         endpoint.scheme, key, body, now=time.time(), event_id="1", content_type=content_type
     )
@@ -191,14 +196,16 @@ class Bench:
 
 def _configure(preset: Preset, body: str | None) -> tuple[WebhookSettings, Endpoint]:
     """Configure the one endpoint; a proxy in front signs for a service that does not."""
-    url = "https://sms.example.com/webhooks"
-    given = {"secrets": [SECRET.ljust(32, "-")], "preset": preset, "public_url": url, "body": body}
-    settings = WebhookSettings.model_validate(given)
-    try:
-        return settings, Endpoint(settings.all_endpoints[0])
-    except ConfigError:
-        settings = WebhookSettings.model_validate({**given, "signature": {"preset": "plain"}})
-        return settings, Endpoint(settings.all_endpoints[0])
+    given = {"preset": preset, "public_url": "https://sms.example.com/webhooks", "body": body}
+    public_key = Ed25519PrivateKey.from_private_bytes(_PRIVATE_KEY).public_key()
+    of_service = {"secrets": [SECRET.ljust(32, "-")]}
+    of_key = {"secrets": [base64.b64encode(public_key.public_bytes_raw()).decode()]}
+    of_proxy = {**of_service, "signature": {"preset": "plain"}}
+    for signed in (of_service, of_key, of_proxy):
+        settings = WebhookSettings.model_validate({**given, **signed})
+        with suppress(ConfigError):
+            return settings, Endpoint(settings.all_endpoints[0])
+    raise ConfigError(f"webhook.preset: {preset} cannot be signed")
 
 
 def _bridge_metrics(exchange: str) -> BridgeMetrics:

@@ -3,7 +3,7 @@
 import itertools
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from pydantic_core import from_json
@@ -89,7 +89,7 @@ def is_id(text: str) -> bool:
     return has_length and text.isascii() and text.isprintable() and " " not in text
 
 
-def find_id(document: Any, pointers: Sequence[str]) -> str | None:  # noqa: ANN401  JSON
+def find_id(document: Any, pointers: tuple[str, ...]) -> str | None:  # noqa: ANN401  JSON
     """Return the first valid id at any of these pointers.
 
     An integer of at most `MAX_ID_DIGITS` digits is an id too; other values are skipped.
@@ -103,7 +103,7 @@ def find_id(document: Any, pointers: Sequence[str]) -> str | None:  # noqa: ANN4
     return None
 
 
-def find_text(document: Any, pointers: Sequence[str]) -> str | None:  # noqa: ANN401  JSON
+def find_text(document: Any, pointers: tuple[str, ...]) -> str | None:  # noqa: ANN401  JSON
     """Return the first text at any of these pointers, with any characters and of any length."""
     for pointer in pointers:
         for value in find_all(document, pointer):
@@ -123,7 +123,7 @@ _NONE: Final[Mapping[str, Collection[str]]] = {}
 
 def find_code(
     document: Any,  # noqa: ANN401  JSON
-    pointers: Sequence[str],
+    pointers: tuple[str, ...],
     *,
     known: Collection[str] = (),
     but: Mapping[str, Collection[str]] = _NONE,

@@ -16,7 +16,7 @@ from typing import Any, Final
 from pydantic_core import to_json
 
 from bridge.config import EndpointSettings
-from bridge.config.webhook import NORMALIZED_TYPES, MediaSettings, dotted_type
+from bridge.config.webhook import NORMALIZED_TYPES, dotted_type
 from bridge.json_pointer import (
     as_text,
     find_all,
@@ -89,7 +89,7 @@ class EventFields:
         self.to_pointers = message.to_pointers
         self.text_pointers = message.text_pointers
         self.provider_id_pointers = message.provider_id_pointers
-        self.media = message.media
+        self.media = tuple((place.url, place.content_type) for place in message.media)
         self.keyword_pointers = opt_out.keyword_pointers
         self.stop = frozenset(opt_out.stop)
         self.start = frozenset(opt_out.start)
@@ -118,14 +118,12 @@ def normalize(
     if pointer is not None:
         items = find_all(document, pointer)[0]
         if isinstance(items, list) and items:
+            if len(items) == 1:
+                return reader.read_items(document, items, [raw])
             contents = _split_items(plain, pointer, len(items))
-            if contents is None and len(items) == 1:
-                contents = [plain]
             if contents is not None:
-                raws = [raw]
-                if len(items) > 1:
-                    raws = [_write_raw(content, content_type, None) for content in contents]
-                return reader.read_items(document, items, raws, contents)
+                raws = [_write_raw(content, content_type, None) for content in contents]
+                return reader.read_items(document, items, raws)
             document = None
     kind = find_text(document, fields.type_pointers)
     event_id = verified.event_id or find_id(document, fields.id_pointers)
@@ -156,12 +154,8 @@ class _FieldReader:
         document: Any,  # noqa: ANN401  JSON
         items: Sequence[Any],
         raws: Sequence[dict[str, str]],
-        contents: Sequence[bytes],
     ) -> list[WebhookEvent]:
-        """Return the events of the items of a bundle.
-
-        `contents` has the JSON of each item: a repeat of an item is recognised in any bundle.
-        """
+        """Return the events of the items of a bundle."""
         fields, count = self._fields, len(items)
         endpoint = fields.endpoint
         types, item_types = _split_pointers(fields.type_pointers, fields.items_pointer)
@@ -180,7 +174,8 @@ class _FieldReader:
                 raws[index],
                 None if count == 1 else {"index": index, "count": count},
             )
-            content = hashlib.sha256(contents[index]).hexdigest()
+            # Of the item alone, so that a repeat is recognised in any bundle.
+            content = hashlib.sha256(_write(item)).hexdigest()
             for event in events_of_item:
                 event.identity = identity_of(endpoint, content, event.event_id)
             events += events_of_item
@@ -327,20 +322,23 @@ def _read_message(document: Any, fields: EventFields) -> dict[str, Any] | None: 
     media = _find_media(document, fields.media) if fields.media else []
     if text is None and not media:
         return None
-    return _known(
-        {
-            "from": sender,
-            "to": _find_number(document, fields.to_pointers, fields),
-            "text": text,
-            "provider_id": find_provider_id(document, fields.provider_id_pointers),
-            "media": media or None,
-        }
-    )
+    data: dict[str, Any] = {"from": sender}
+    recipient = _find_number(document, fields.to_pointers, fields)
+    if recipient is not None:
+        data["to"] = recipient
+    if text is not None:
+        data["text"] = text
+    provider_id = find_provider_id(document, fields.provider_id_pointers)
+    if provider_id is not None:
+        data["provider_id"] = provider_id
+    if media:
+        data["media"] = media
+    return data
 
 
 def _find_number(
     document: Any,  # noqa: ANN401  JSON
-    pointers: Sequence[str],
+    pointers: tuple[str, ...],
     fields: EventFields,
 ) -> str | None:
     """Return the first phone number, short code or name; an international number with its +."""
@@ -358,21 +356,22 @@ def _is_international(text: str) -> bool:
     return has_length and text.isascii() and text.isdecimal() and text[0] != "0"
 
 
-def _find_media(document: Any, settings: Sequence[MediaSettings]) -> list[dict[str, str]]:  # noqa: ANN401
+def _find_media(
+    document: Any,  # noqa: ANN401  JSON
+    places: tuple[tuple[str, str | None], ...],
+) -> list[dict[str, str]]:
     media: list[dict[str, str]] = []
-    for place in settings:
-        if "{n}" not in place.url:
-            urls = find_all(document, place.url)
+    for place, of_type in places:
+        if "{n}" not in place:
+            urls = find_all(document, place)
             # Most messages have no media.
             if any(urls):
-                of_type = place.content_type
                 types = [] if of_type is None else find_all(document, of_type)
                 pairs = itertools.zip_longest(urls[:MAX_MEDIA], types[:MAX_MEDIA])
                 media += (_medium(url, named) for url, named in pairs if url)
             continue
-        of_type = place.content_type
         for n in range(MAX_MEDIA):
-            url = _find_first(document, place.url.replace("{n}", str(n)))
+            url = _find_first(document, place.replace("{n}", str(n)))
             if not url:
                 break
             named = None if of_type is None else of_type.replace("{n}", str(n))
@@ -413,13 +412,13 @@ def _write_raw(
     return raw
 
 
-def _write(event: dict[str, Any]) -> bytes:
+def _write(value: Any) -> bytes:  # noqa: ANN401  JSON
     try:
         # Takes a quarter of the time of the standard library's writer.
-        return to_json(event)
+        return to_json(value)
     except ValueError:
         # A JSON escape can be half of a surrogate pair, which UTF-8 cannot express.
-        return json.dumps(_with_whole_characters(event)).encode()
+        return json.dumps(_with_whole_characters(value)).encode()
 
 
 def _with_whole_characters(value: Any) -> Any:  # noqa: ANN401  JSON

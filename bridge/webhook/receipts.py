@@ -1,6 +1,5 @@
 """Reads delivery receipts from event bodies. Does no I/O."""
 
-from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from bridge.callback import PLUS, looks_like_number, reference_in
@@ -80,7 +79,7 @@ def read_receipt(
     )
 
 
-def find_provider_id(document: Any, pointers: Sequence[str]) -> str | None:  # noqa: ANN401  JSON
+def find_provider_id(document: Any, pointers: tuple[str, ...]) -> str | None:  # noqa: ANN401  JSON
     """Return the service's id of a message; None if it looks like a phone number."""
     provider_id = find_id(document, pointers)
     # Many services use plain numbers as ids, so only an id with a + is taken for a phone number.
@@ -89,18 +88,18 @@ def find_provider_id(document: Any, pointers: Sequence[str]) -> str | None:  # n
     return provider_id
 
 
-def _find_error(document: Any, pointers: Sequence[str]) -> str | None:  # noqa: ANN401  JSON
+def _find_error(document: Any, pointers: tuple[str, ...]) -> str | None:  # noqa: ANN401  JSON
     # Many services write zero for "no error".
     code = find_code(document, pointers) if pointers else None
     return None if code is None or not code.strip("0") else code
 
 
-def _find_reference(document: Any, pointers: Sequence[str]) -> str | None:  # noqa: ANN401  JSON
+def _find_reference(document: Any, pointers: tuple[str, ...]) -> str | None:  # noqa: ANN401  JSON
     address = find_text(document, pointers) if pointers else None
     return None if address is None else reference_in(address)
 
 
-def _find_status(document: Any, pointers: Sequence[str]) -> str | int | None:  # noqa: ANN401  JSON
+def _find_status(document: Any, pointers: tuple[str, ...]) -> str | int | None:  # noqa: ANN401  JSON
     """Return the first text, integer or boolean at any of these pointers."""
     for pointer in pointers:
         for found in find_all(document, pointer):
