@@ -174,8 +174,7 @@ class _FieldReader:
                 raws[index],
                 None if count == 1 else {"index": index, "count": count},
             )
-            # Of the item alone, so that a repeat is recognised in any bundle.
-            content = hashlib.sha256(_write(item)).hexdigest()
+            content = self._digest_item(item, index)
             for event in events_of_item:
                 event.identity = identity_of(endpoint, content, event.event_id)
             events += events_of_item
@@ -185,6 +184,14 @@ class _FieldReader:
                 if event.identity is None:
                     event.identity = identity_of(endpoint, self._sha256, str(number))
         return events
+
+    def _digest_item(self, item: Any, index: int) -> str:  # noqa: ANN401  JSON
+        """Return a digest of an item alone, so that a repeat is recognised in any bundle."""
+        try:
+            return hashlib.sha256(to_json(item)).hexdigest()
+        except ValueError:
+            # Half of a surrogate pair, or nested too deeply: recognised in the same bundle.
+            return f"{self._sha256}:{index}"
 
     def read(
         self,
@@ -412,13 +419,13 @@ def _write_raw(
     return raw
 
 
-def _write(value: Any) -> bytes:  # noqa: ANN401  JSON
+def _write(event: dict[str, Any]) -> bytes:
     try:
         # Takes a quarter of the time of the standard library's writer.
-        return to_json(value)
+        return to_json(event)
     except ValueError:
         # A JSON escape can be half of a surrogate pair, which UTF-8 cannot express.
-        return json.dumps(_with_whole_characters(value)).encode()
+        return json.dumps(_with_whole_characters(event)).encode()
 
 
 def _with_whole_characters(value: Any) -> Any:  # noqa: ANN401  JSON

@@ -427,6 +427,18 @@ def test_an_item_is_recognised_when_it_comes_alone() -> None:
     assert other.repeat_key != alone[1].repeat_key
 
 
+def test_items_that_json_cannot_express_are_told_apart() -> None:
+    """Half of a surrogate pair has no UTF-8, and the bridge cannot write 700 nested lists."""
+    deep = f'{{"messageId":"m-3","deep":{"[" * 700}{"]" * 700}}}'
+    halves = [MESSAGE.replace("u00e9", half) for half in ("ud83d", "ud83e")]
+    events, repeat = (events_of("infobip", bundle(*halves, deep, deep)) for _ in range(2))
+
+    keys = [event.repeat_key for event in events]
+    assert None not in keys
+    assert len(set(keys)) == len(keys) == 4
+    assert [event.repeat_key for event in repeat] == keys
+
+
 def test_items_without_any_id_are_no_repeats() -> None:
     assert [event.repeat_key for event in events_of("infobip", bundle("7", "8"))] == [None, None]
 
