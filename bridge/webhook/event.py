@@ -32,7 +32,7 @@ OTHER: Final = "other"
 # Limit of an AMQP short string (AMQP 0-9-1, 4.2.5.3).
 MAX_SHORT_STRING_BYTES: Final = 255
 # 16 bytes make a collision of two events practically impossible.
-_REPEAT_KEY_BYTES: Final = 16
+REPEAT_KEY_BYTES: Final = 16
 # A compressed body that inflates to more is not parsed.
 MAX_INFLATED_BYTES: Final = 1024 * 1024
 _INFLATED: Final = frozenset(("gzip", "x-gzip", "deflate"))
@@ -106,7 +106,7 @@ class WebhookEvent:
         if self.identity is None:
             return None
         # A digest takes a third of the memory of these parts.
-        return hashlib.blake2b(self.identity.encode(), digest_size=_REPEAT_KEY_BYTES).digest()
+        return hashlib.blake2b(self.identity.encode(), digest_size=REPEAT_KEY_BYTES).digest()
 
 
 def name_event(
@@ -146,13 +146,13 @@ def name_event(
     )
 
 
-def identity_of(endpoint: EndpointSettings, sha256: str, event_id: str | None) -> str | None:
-    """Return the identity of an event; None if it has no id. `sha256` is the digest of its content.
+def identity_of(endpoint: EndpointSettings, digest: str, event_id: str | None) -> str | None:
+    """Return the identity of an event; None if it has no id. `digest` is that of its content.
 
     The id alone does not suffice: several events may concern one message, an unsigned id can be
     replaced, and two services may use the same id.
     """
-    return None if event_id is None else f"{endpoint.path} {sha256} {event_id}"
+    return None if event_id is None else f"{endpoint.path} {digest} {event_id}"
 
 
 def inflate(body: bytes, content_encoding: str) -> bytes:
