@@ -71,8 +71,8 @@ def _redpanda(configuration: str) -> tuple[str, ...]:
 
 # What takes longer than a day.
 _WITHOUT: Final = (
-    "a refused message returns to the queue after a second; no dead letters, no log of "
-    "deliveries, no deduplication; it ends when the broker goes away"
+    "It returns a refused message to the queue after a second. It has no dead letters, no log of "
+    "deliveries and no deduplication, and ends when RabbitMQ goes away"
 )
 # Who runs where only one of ours does: as the image has it, where that could be compiled.
 MAIN: Final = OURS if COMPILED.exists() else PLAIN
@@ -89,48 +89,48 @@ _OUR_WORKER: Final = _COMPILED_WORKER if MAIN == OURS else _PLAIN_WORKER
 WORKERS: Final = (
     Contestant(
         OURS,
-        "`sms-bridge worker` as in the image, its hot path compiled: every guarantee, a log line "
-        "for each delivery, metrics",
+        "the worker of the image, with a compiled hot path, every guarantee, a log line for each "
+        "delivery, and metrics",
         _COMPILED_WORKER,
         has_metrics=True,
         environ=COMPILED_ENVIRON,
     ),
     Contestant(
         PLAIN,
-        "the same without compiled modules, as `pip` installs it",
+        "the same program without compiled modules, as `pip` installs it",
         _PLAIN_WORKER,
         has_metrics=True,
     ),
     Contestant(
         BARE,
-        "aio-pika and aiohttp on uvloop, pydantic, two metrics; no retry, no log; "
-        "any failure loses the message",
+        "aio-pika, aiohttp, uvloop and pydantic, with two metrics. It has no retries and no log, "
+        "and loses the message on any failure",
         _script("bare_loop.py"),
     ),
     Contestant(
         "naive",
-        "aio-pika, `httpx.AsyncClient`, tenacity, pydantic",
+        "aio-pika, `httpx.AsyncClient`, tenacity and pydantic",
         _script("naive.py"),
         share=0.15,
     ),
     Contestant("FastStream", "FastStream and httpx", _script("faststream_worker.py"), share=0.15),
     Contestant(
         "expert's loop",
-        "aiormq without aio-pika, aiohttp, uvloop, pydantic: one pool of tasks, acks together, "
-        f"metrics; {_WITHOUT}",
+        "aiormq, aiohttp, uvloop and pydantic, with one pool of tasks, one ack for several "
+        f"messages, and metrics. {_WITHOUT}",
         _script("aiormq_worker.py"),
         has_metrics=True,
     ),
     Contestant(
         "Go program",
-        "amqp091-go and net/http: a goroutine for each request in flight, acks together, metrics; "
-        f"{_WITHOUT}",
+        "amqp091-go and net/http, with a goroutine for each request in flight, one ack for several "
+        f"messages, and metrics. {_WITHOUT}",
         (str(GO / "worker"),),
         has_metrics=True,
     ),
     Contestant(
         "Redpanda Connect",
-        "`amqp_0_9` to `http_client`, near defaults, in Go; metrics",
+        "its components `amqp_0_9` and `http_client` in Go, near their defaults, with metrics",
         _redpanda("worker.yaml"),
         has_metrics=True,
     ),
@@ -156,10 +156,10 @@ def _with_preset(preset: Preset, what: str) -> Contestant:
 
 DEFAULT_PRESET: Final[Preset] = "generic"
 SHAPES: Final = (
-    _with_preset(DEFAULT_PRESET, "JSON, Bearer; any 2xx accepts"),
-    _with_preset("telnyx", "JSON, Bearer; any 2xx accepts"),
-    _with_preset("twilio", "a form, Basic; 201 accepts"),
-    _with_preset("vonage-sms", "a form that names the encoding, Basic; the body accepts"),
+    _with_preset(DEFAULT_PRESET, "JSON with a Bearer key; any 2xx means accepted"),
+    _with_preset("telnyx", "JSON with a Bearer key; any 2xx means accepted"),
+    _with_preset("twilio", "form with Basic login; 201 means accepted"),
+    _with_preset("vonage-sms", "form with Basic login; the answer's body decides"),
 )
 UNTRACED: Final = "none"
 
@@ -188,7 +188,7 @@ _PERF_TEST_COMMAND: Final = (
 )
 BROKER_LIMIT: Final = Contestant(
     "RabbitMQ's PerfTest",
-    "consumers in Java that only ack, 100 unacked each: the most that the broker delivers",
+    "consumers in Java that only ack, with 100 unacked messages each",
     (
         "/bin/sh",
         "-c",
@@ -196,45 +196,49 @@ BROKER_LIMIT: Final = Contestant(
     ),
 )
 
-_WITHOUT_REPEATS: Final = "no log of webhooks, no deduplication; it ends when the broker goes away"
+_PUBLISHES: Final = (
+    "It verifies each webhook, publishes it mandatory and persistent, and waits for the confirm"
+)
+_WITHOUT_REPEATS: Final = (
+    "It has metrics, but no log of webhooks and no deduplication, and ends when RabbitMQ goes away"
+)
 RECEIVERS: Final = (
     Contestant(
         OURS,
-        "`sms-bridge webhook` as in the image, its hot path compiled: every guarantee, a log line "
-        "for each webhook, metrics",
+        "the receiver of the image, with a compiled hot path, every guarantee, a log line for each "
+        "webhook, and metrics",
         (str(COMPILED), "-m", "bridge", "webhook"),
         has_metrics=True,
         environ=COMPILED_ENVIRON,
     ),
     Contestant(
         PLAIN,
-        "the same without compiled modules, as `pip` installs it",
+        "the same program without compiled modules, as `pip` installs it",
         (sys.executable, "-m", "bridge", "webhook"),
         has_metrics=True,
     ),
     Contestant(
         STARLETTE,
-        "verifies, publishes mandatory and persistent, waits for the confirm; uvicorn on uvloop",
+        f"Starlette, uvicorn and aio-pika on uvloop. {_PUBLISHES}",
         _script("starlette_webhook.py"),
     ),
     Contestant("FastAPI", "FastAPI and aio-pika on uvicorn", _script("fastapi_webhook.py")),
     Contestant(
         "Granian",
-        "Granian (a server in Rust, RSGI) and aiormq on uvloop: verifies, publishes mandatory and "
-        f"persistent, waits for the confirm; metrics; {_WITHOUT_REPEATS}",
+        "Granian (a server in Rust, with RSGI) and aiormq on uvloop. "
+        f"{_PUBLISHES}. {_WITHOUT_REPEATS}",
         _script("granian_webhook.py"),
         has_metrics=True,
     ),
     Contestant(
         "Go program",
-        "net/http and amqp091-go: verifies, publishes mandatory and persistent, waits for the "
-        f"confirm; metrics; {_WITHOUT_REPEATS}",
+        f"net/http and amqp091-go. {_PUBLISHES}. {_WITHOUT_REPEATS}",
         (str(GO / "webhook"),),
         has_metrics=True,
     ),
     Contestant(
         "Redpanda Connect",
-        "`http_server` to `amqp_0_9`, near defaults, in Go; metrics",
+        "its components `http_server` and `amqp_0_9` in Go, near their defaults, with metrics",
         _redpanda("webhook.yaml"),
         has_metrics=True,
     ),

@@ -44,11 +44,11 @@ def _number(key: str, form: str = ",.0f", unit: str = "") -> Callable[[Row], str
 
 
 def _ratio(row: Row) -> str:
-    return f"{row['ratio']:.2f} ({row['ratio_min']:.2f} to {row['ratio_max']:.2f})"
+    return f"{row['ratio']:.2f} ({row['ratio_min']:.2f}-{row['ratio_max']:.2f})"
 
 
 def _cost(row: Row) -> str:
-    return f"{row['cpu_ms']:.3f} ms ({row['cpu_ms_min']:.3f} to {row['cpu_ms_max']:.3f})"
+    return f"{row['cpu_ms']:.3f} ms ({row['cpu_ms_min']:.3f}-{row['cpu_ms_max']:.3f})"
 
 
 _NAME: Final = Column("", lambda row: str(row["name"]))
@@ -111,18 +111,18 @@ COLUMNS: Final[Mapping[str, Sequence[Column]]] = {
     "pauses": (
         Column("role", lambda row: str(row["name"])),
         Column("measured for", _number("minutes", ".1f", " minutes")),
-        Column("at", _number("rate", unit=" per second")),
+        Column("load", _number("rate", unit=" per second")),
         Column("longest pause", _number("longest_ms", ".1f", " ms")),
-        Column("in it", lambda row: str(row["longest_why"])),
+        Column("what ran in it", lambda row: str(row["longest_why"])),
         Column("most CPU time in a pause", _number("cpu_ms", ".1f", " ms")),
-        Column("in it", lambda row: str(row["cpu_why"])),
+        Column("what ran then", lambda row: str(row["cpu_why"])),
         Column("CPU time of a garbage collection", _number("garbage_ms", ".1f", " ms")),
-        Column("of a scrape", _number("scrape_ms", ".1f", " ms")),
-        Column("of reading secrets", _number("secrets_ms", ".1f", " ms")),
+        Column("CPU time of a scrape", _number("scrape_ms", ".1f", " ms")),
+        Column("CPU time of reading secrets", _number("secrets_ms", ".1f", " ms")),
     ),
     "shapes": (
         Column("preset", lambda row: f"`{row['name']}`"),
-        Column("what", lambda row: str(row["what"])),
+        Column("request and answer", lambda row: str(row["what"])),
         _CPU,
         Column("to `generic`", _ratio),
         _WALL,
@@ -213,14 +213,38 @@ def _page(results: Results, plots: Mapping[str, str]) -> Iterator[str]:
         yield _describe(results[scene])
     yield from _compiled_and_plain(results)
     yield "## Contestants"
-    yield "\n".join(f"- worker **{one.name}**: {one.what}." for one in WORKERS)
-    yield "\n".join(f"- receiver **{one.name}**: {one.what}." for one in RECEIVERS)
-    yield f"- broker limit **{BROKER_LIMIT.name}**: {BROKER_LIMIT.what}."
+    yield "Workers:"
+    yield "\n".join(f"- **{one.name}**: {one.what}." for one in WORKERS)
+    yield "Receivers:"
+    yield "\n".join(f"- **{one.name}**: {one.what}." for one in RECEIVERS)
+    yield "For comparison with RabbitMQ's own limit:"
+    yield f"- **{BROKER_LIMIT.name}**: {BROKER_LIMIT.what}."
     yield "## Machines and versions"
-    versions = {scene: _list(results[scene]["environment"], but=_MOMENT) for scene in shown}
-    for text in dict.fromkeys(versions.values()):
-        scenes = ", ".join(f"`{scene}`" for scene in shown if versions[scene] == text)
-        yield f"{scenes}: {text}."
+    yield from _machines({scene: results[scene]["environment"] for scene in shown})
+
+
+def _machines(environments: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+    """Write the versions that all scenes share, then a table of the facts that differ."""
+    facts: dict[str, list[str]] = {}
+    for environment in environments.values():
+        for name, value in environment.items():
+            if name not in _MOMENT and value not in facts.setdefault(name, []):
+                facts[name].append(value)
+    shared = [f"{name} {values[0]}" for name, values in facts.items() if len(values) == 1]
+    yield f"All scenes used {', '.join(shared)}."
+    others = [name for name, values in facts.items() if len(values) > 1]
+    scenes: dict[tuple[str, ...], list[str]] = {}
+    for scene, environment in environments.items():
+        machine = tuple(environment.get(name, "") for name in others)
+        scenes.setdefault(machine, []).append(f"`{scene}`")
+    yield "\n".join(
+        f"| {' | '.join(line)} |"
+        for line in (
+            ["scenes", *others],
+            ["---"] * (len(others) + 1),
+            *([", ".join(named), *machine] for machine, named in scenes.items()),
+        )
+    )
 
 
 def _compiled_and_plain(results: Results) -> Iterator[str]:
@@ -243,12 +267,9 @@ def _compiled_and_plain(results: Results) -> Iterator[str]:
 def _describe(result: Mapping[str, Any]) -> str:
     runs = sorted({row["runs"] for row in result["rows"]}, reverse=True)
     counts = " or ".join(f"{count}" for count in runs)
-    moment = {name: result["environment"][name] for name in _MOMENT}
-    return f"Medians of {counts} interleaved runs; {_list(moment)}."
-
-
-def _list(facts: Mapping[str, str], but: Sequence[str] = ()) -> str:
-    return ", ".join(f"{name} {value}" for name, value in facts.items() if name not in but)
+    what = "One run" if runs == [1] else f"Medians of {counts} interleaved runs"
+    date, commit, load = (result["environment"][name] for name in _MOMENT)
+    return f"{what}, {date}, commit {commit}, load {load}."
 
 
 # Plots
