@@ -59,9 +59,9 @@ _MEMORY: Final = Column("peak memory", _number("peak_mib", unit=" MiB"))
 _CONNECTIONS: Final = Column("connections", _number("connections"))
 _LATENCY: Final = (
     _NAME,
-    Column("capacity", _number("capacity", unit=" per second")),
+    Column("capacity per second", _number("capacity")),
     *(
-        Column(f"{quantile} at {percent} %", _number(f"{quantile}_ms_at_{percent}", ",.1f", " ms"))
+        Column(f"{quantile} at {percent} % (ms)", _number(f"{quantile}_ms_at_{percent}", ",.1f"))
         for percent in PERCENTS
         for quantile in ("p50", "p99")
     ),
@@ -110,12 +110,10 @@ COLUMNS: Final[Mapping[str, Sequence[Column]]] = {
     "receiver-latency": _LATENCY,
     "pauses": (
         Column("role", lambda row: str(row["name"])),
-        Column("measured for", _number("minutes", ".1f", " minutes")),
-        Column("load", _number("rate", unit=" per second")),
+        Column("minutes", _number("minutes", ".1f")),
+        Column("load per second", _number("rate")),
         Column("longest pause", _number("longest_ms", ".1f", " ms")),
-        Column("what ran in it", lambda row: str(row["longest_why"])),
         Column("most CPU time in a pause", _number("cpu_ms", ".1f", " ms")),
-        Column("what ran then", lambda row: str(row["cpu_why"])),
         Column("CPU time of a garbage collection", _number("garbage_ms", ".1f", " ms")),
         Column("CPU time of a scrape", _number("scrape_ms", ".1f", " ms")),
         Column("CPU time of reading secrets", _number("secrets_ms", ".1f", " ms")),
@@ -231,7 +229,7 @@ def _machines(environments: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
             if name not in _MOMENT and value not in facts.setdefault(name, []):
                 facts[name].append(value)
     shared = [f"{name} {values[0]}" for name, values in facts.items() if len(values) == 1]
-    yield f"All scenes used {', '.join(shared)}."
+    yield f"Every scene used these versions of the programs that it needs: {', '.join(shared)}."
     others = [name for name, values in facts.items() if len(values) > 1]
     scenes: dict[tuple[str, ...], list[str]] = {}
     for scene, environment in environments.items():
