@@ -142,7 +142,7 @@ def labels_part(found: Iterable[Metric]) -> str:
         for label, known in metric.labels.items():
             values[label, OPEN_LABELS.get(label) or code(known)].append(metric.name)
     return table(
-        ("Label", "Values", "Of"),
+        ("Label", "Values", "Metrics"),
         (
             (
                 f"`{label}`",

@@ -34,31 +34,32 @@ class RequestHeaders(_Described):
     expires_at: Moment | None = Field(
         None,
         alias="sms-bridge-expires-at",
-        description="Time after which the message becomes a dead letter `expired` instead of being "
-        "sent. Unix seconds, or RFC 3339 with a time zone.",
+        description="If the message has not been sent by this time, it becomes a dead letter with "
+        "the reason `expired`. The time is in Unix seconds, or in RFC 3339 with a time zone.",
     )
     not_before: Moment | None = Field(
         None,
         alias="sms-bridge-not-before",
-        description="Earliest time to send the message, in the same formats.",
+        description="The message is not sent before this time. The formats are the same as for "
+        "`sms-bridge-expires-at`.",
     )
     on_uncertain: OnUncertain | None = Field(
         None,
         alias="sms-bridge-on-uncertain",
-        description="`retry` or `park`: overrides `worker.on_uncertain` for this message.",
+        description="`retry` or `park`. This value replaces `worker.on_uncertain` for the message.",
     )
     ordering_key: Annotated[str, StringConstraints(min_length=1)] | None = Field(
         None,
         alias="sms-bridge-ordering-key",
-        description="With `worker.ordering: recipient`: messages with one key keep their order, "
-        "instead of messages to one number.",
+        description="With `worker.ordering: recipient`, messages with the same key are sent in "
+        "order. The key replaces the recipient's number.",
     )
     traceparent: TraceParent | None = Field(
         None,
-        description="W3C trace context. The service receives it; with exported spans it receives "
-        "the span of the POST instead.",
+        description="W3C trace context. The worker passes it on to the service. If spans are "
+        "exported, the service receives the context of the POST's span instead.",
     )
-    tracestate: str | None = Field(None, description="W3C trace state. The service receives it.")
+    tracestate: str | None = Field(None, description="W3C trace state. The worker passes it on.")
 
 
 class DeadLetterHeaders(_Described):
@@ -69,11 +70,12 @@ class DeadLetterHeaders(_Described):
     )
     detail: Annotated[str, StringConstraints(max_length=500)] = Field(
         alias="sms-bridge-detail",
-        description="A sentence that names the field, never its value. For `drained`, the "
-        "operator's reason.",
+        description="What exactly was wrong, in a sentence that names the field, but not its "
+        "value. For the reason `drained`, the operator's text.",
     )
     attempts: Annotated[int, Field(ge=0)] = Field(
-        alias="sms-bridge-attempts", description="Number of attempts used up."
+        alias="sms-bridge-attempts",
+        description="Number of attempts that counted towards `worker.max_attempts`.",
     )
     status: Annotated[int, Field(ge=100, le=599)] | None = Field(
         None, alias="sms-bridge-status", description="The last HTTP status, if there was one."
@@ -84,14 +86,14 @@ class DeadLetterHeaders(_Described):
     meaning: str | None = Field(
         None,
         alias="sms-bridge-meaning",
-        description="The meaning of the code, in our words, if the preset knows it.",
+        description="What the code means, if the preset knows it.",
     )
     dead_at: datetime = Field(
-        alias="sms-bridge-dead-at", description="When the message was given up, RFC 3339."
+        alias="sms-bridge-dead-at", description="When the message was given up, in RFC 3339."
     )
     queue: str = Field(
         alias="sms-bridge-queue",
-        description="The queue that the message came from; `dlq replay` returns it there.",
+        description="The queue that the message came from. `dlq replay` returns the message to it.",
     )
     traceparent: TraceParent | None = Field(None, description="As on the request.")
     tracestate: str | None = Field(None, description="As on the request.")
@@ -106,30 +108,32 @@ class OutcomeBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     message_id: str | None = Field(
-        description="The request's `message_id`, or the key that the worker made. For a receipt: "
+        description="The request's `message_id`, or the key that the worker made. For a receipt, "
         "the reference that the service echoes, or null."
     )
     outcome: Literal[FinalOutcome, ReceiptOutcome] = Field(
         description="`sent`, `dead`, `delivered` or `undelivered`."
     )
     reason: DeadReason | None = Field(
-        description="Reason of the dead letter; null unless the outcome is `dead`."
+        description="The reason of the dead letter, or null if the outcome is not `dead`."
     )
     attempts: Annotated[int, Field(ge=0)] | None = Field(
-        description="Number of attempts used up; null for a receipt."
+        description="Number of attempts that counted towards `worker.max_attempts`. Null for a "
+        "receipt."
     )
     status: int | None = Field(description="The last HTTP status, or null.")
     provider_id: str | None = Field(description="The service's id of the message, or null.")
-    at: datetime = Field(description="When it happened, RFC 3339.")
+    at: datetime = Field(description="Time of the outcome, in RFC 3339.")
     code: ErrorCode | None = Field(
-        None, description="The service's error code; left out if there is none."
+        None, description="The service's error code. Left out if there is none."
     )
     meaning: str | None = Field(
         None,
-        description="Meaning of the code, in our words; left out if the preset has none.",
+        description="What the code means. Left out if the preset does not know it.",
     )
     duplicate: bool = Field(
-        False, description="True if the request repeats one that was sent; otherwise left out."
+        False,
+        description="True if the request repeats an earlier one that was sent. Otherwise left out.",
     )
 
 
@@ -143,28 +147,29 @@ class EventHeaders(_Described):
     event_id: VisibleId | None = Field(
         None,
         alias="sms-bridge-event-id",
-        description="Id of the event, the same on a repeat. For a raw event, the service's own id. "
-        "Left out if the service gives none.",
+        description="Id of the event. A repeat of the event has the same id. For a raw event, this "
+        "is the service's own id. Left out if the service gives none.",
     )
     delivery: DeliveryState | None = Field(
         None,
         alias="sms-bridge-delivery",
-        description="State in a delivery receipt: `delivered`, `failed` or `pending`. Left out, "
-        "like the next two, if a raw body has several receipts.",
+        description="For a receipt, the state of the message: `delivered`, `failed` or `pending`. "
+        "If a raw body has several receipts, this header and the next two are left out.",
     )
     provider_id: VisibleId | None = Field(
         None,
         alias="sms-bridge-provider-id",
-        description="For a receipt: the service's id of the message.",
+        description="For a receipt, the service's id of the message.",
     )
     message_id: VisibleId | None = Field(
         None,
         alias="sms-bridge-message-id",
-        description="For a receipt: the idempotency key of the message, if the service echoes it.",
+        description="For a receipt, the idempotency key of the message, if the service echoes it.",
     )
     traceparent: TraceParent | None = Field(
         None,
-        description="W3C trace context of the webhook; with exported spans, of the publish.",
+        description="W3C trace context of the webhook. If spans are exported, the context of the "
+        "publish.",
     )
     tracestate: str | None = Field(None, description="W3C trace state of the webhook.")
 
@@ -174,13 +179,13 @@ class EventProperties(_Described):
 
     content_type: str | None = Field(
         "application/json",
-        description="`application/json`; the service's own type for a raw body that is not JSON.",
+        description="`application/json`, or the service's own type if a raw body is not JSON.",
     )
-    delivery_mode: Literal[2] = Field(description="Always 2, persistent.")
+    delivery_mode: Literal[2] = Field(description="Always 2 (persistent).")
     message_id: str = Field(
-        description="A new id for each publish. To recognise a repeat, use `sms-bridge-event-id`."
+        description="A new id for each publish. To recognise repeats, use `sms-bridge-event-id`."
     )
-    timestamp: datetime = Field(description="Time when the webhook was received, in seconds.")
+    timestamp: datetime = Field(description="When the webhook was received, in Unix seconds.")
     type: str | None = Field(None, description="The event's type, cut to 255 bytes.")
 
 

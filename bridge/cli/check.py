@@ -43,48 +43,52 @@ def check(  # noqa: PLR0913  an option each
     *,
     role: OneRole = None,
     online: Annotated[
-        bool, typer.Option("--online", help="Also try broker, topology, API host and clock.")
+        bool,
+        typer.Option(
+            "--online", help="Also test the broker, the queues, the API's host and the clock."
+        ),
     ] = False,
     management_url: ManagementUrl = None,
     render: Annotated[
         str | None,
         typer.Option(
             metavar="BODY",
-            help="Print only the request to post for this body, and what each answer would cause.",
+            help="Print only the request that the worker would post for this body, and the effect "
+            "of each answer.",
         ),
     ] = None,
     answer: Annotated[
         list[str] | None,
         typer.Option(
             metavar="ANSWER",
-            help="With --render: judge this answer, a status and its body. May be repeated.",
+            help="With --render: an answer to judge, as a status and a body. May be repeated.",
         ),
     ] = None,
     changed: Annotated[
         bool,
         typer.Option(
-            "--changed", help="Print only the settings that differ from the defaults and presets."
+            "--changed", help="Print only settings that differ from the defaults and the preset."
         ),
     ] = False,
     quiet: Annotated[
-        bool, typer.Option("--quiet", help="Print faults only, and nothing if there are none.")
+        bool, typer.Option("--quiet", help="Print only faults; print nothing if there are none.")
     ] = False,
     as_json: AsJson = False,
     config: ConfigFile = None,
 ) -> None:
-    """Validate the configuration and print the effective one, secrets masked.
+    """Validate the configuration, and print the effective settings with masked secrets.
 
-    Files that settings name are read too. Exits with 2 if a role that is configured, even in part,
-    could not start. With --role, it also does so if that role is not configured; with --quiet or
-    --online, if no role is configured.
+    The command also reads the files that the settings name. It exits with 2 if a role that is
+    configured, even in part, could not start. With --role, it also exits with 2 if that role is not
+    configured; with --quiet or --online, also if no role is configured.
 
-    With --online, print a line for each check instead: ok, warn or fail, and the remedy. With
-    --json, print both. Nothing is sent, published, consumed or created. Exits with 1 if a role
-    could not work or messages would be lost. Only a worker on this computer can say whether it is
-    paused.
+    With --online, the command prints a line for each check instead: ok, warn or fail, and the
+    remedy. With --online and --json, it prints both. It sends, publishes, consumes and creates
+    nothing. It exits with 1 if a role could not work, or if messages would be lost. Whether a
+    worker is paused can be checked only on the computer on which the worker runs.
 
-    With --render, print the request that the worker would post, and the effect of each --answer.
-    Without --answer, print the effect of each answer that the preset knows.
+    With --render, the command prints the request that the worker would post, and the effect of each
+    --answer. Without --answer, it prints the effect of each answer that the preset knows.
     """
     settings = read_settings(context, config)
     if render is not None:

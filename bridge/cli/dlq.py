@@ -33,10 +33,11 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     epilog=(
-        "The queue is <worker.queue>.dead. The user needs the permissions to read it and to write "
-        "amq.default. Each command returns the letters that it leaves. RabbitMQ up to 4.2 counts "
-        "these returns, so a letter that was returned before is replaced by a copy at the end of "
-        "the queue, and no delivery limit drops it."
+        "The dead letters are in the queue <worker.queue>.dead. The RabbitMQ user needs permission "
+        "to read this queue and to write amq.default. Each command returns the letters that it "
+        "does not take. RabbitMQ before 4.3 counts these returns. The command therefore replaces a "
+        "letter that was returned before by a copy at the end of the queue, so that no delivery "
+        "limit drops the letter."
     ),
 )
 
@@ -68,19 +69,24 @@ Reasons = Annotated[
         parser=_reason,
         autocompletion=lambda: list(REASONS),
         metavar=f"[{'|'.join(REASONS)}]",
-        help="Only letters with this reason. May be repeated.",
+        help="Only dead letters with this reason. May be repeated.",
     ),
 ]
 Ids = Annotated[
     list[str] | None,
-    typer.Option("--id", metavar="ID", help="Only letters with this id. May be repeated."),
+    typer.Option("--id", metavar="ID", help="Only dead letters with this id. May be repeated."),
 ]
 OlderThan = Annotated[
     float | None,
-    typer.Option(parser=_age, metavar="AGE", help="Only letters older than this: 90s, 5m, 2h, 7d."),
+    typer.Option(
+        parser=_age,
+        metavar="AGE",
+        help="Only dead letters older than this, such as 90s, 5m, 2h or 7d.",
+    ),
 ]
 NewerThan = Annotated[
-    float | None, typer.Option(parser=_age, metavar="AGE", help="Only letters newer than this.")
+    float | None,
+    typer.Option(parser=_age, metavar="AGE", help="Only dead letters newer than this."),
 ]
 Reveal = Annotated[bool, typer.Option("--reveal", help="Show numbers and texts unmasked.")]
 
@@ -103,15 +109,16 @@ def list_letters(  # noqa: PLR0913  an option each
     older_than: OlderThan = None,
     newer_than: NewerThan = None,
     ids: Ids = None,
-    limit: Annotated[int, typer.Option(help="Show at most this many.", min=1)] = 50,
+    limit: Annotated[int, typer.Option(help="Maximum number of dead letters to show.", min=1)] = 50,
     reveal: Reveal = False,
     as_json: AsJson = False,
     config: ConfigFile = None,
 ) -> None:
-    """Show the oldest dead letters, a line each: age, reason, attempts, status, code, number, id.
+    """Show the oldest dead letters, one per line: age, reason, attempts, status, code, number, id.
 
-    Numbers are masked without --reveal. With --json, each line is a JSON object. The last line
-    counts letters with the same id as another one: copies of one message.
+    Without --reveal, phone numbers are masked. With --json, each line is a JSON object. If several
+    dead letters have the same id, they are copies of one message; the last line says how many there
+    are.
     """
     import asyncio
 
@@ -139,12 +146,12 @@ def list_letters(  # noqa: PLR0913  an option each
 )
 def show(
     context: typer.Context,
-    message_id: Annotated[str, typer.Argument(help="Id, as `dlq list` shows it.")],
+    message_id: Annotated[str, typer.Argument(help="The id, as `dlq list` shows it.")],
     *,
     reveal: Reveal = False,
     config: ConfigFile = None,
 ) -> None:
-    """Show one dead letter as JSON: its facts, properties, headers and body.
+    """Show one dead letter as JSON, with its properties, headers and body.
 
     Without --reveal, everything that could be personal data is masked.
     """
@@ -178,13 +185,13 @@ def replay(  # noqa: PLR0913  an option each
         bool,
         typer.Option(
             "--include-uncertain",
-            help="Also send letters that may have been sent. This risks a second SMS.",
+            help="Also replay letters that may have been sent. People may get a text twice.",
         ),
     ] = False,
     include_repeats: Annotated[
         bool,
         typer.Option(
-            "--include-repeats", help="Also send letters whose id this run has already sent."
+            "--include-repeats", help="Also replay letters whose id this run has already replayed."
         ),
     ] = False,
     rate: Annotated[
@@ -195,14 +202,15 @@ def replay(  # noqa: PLR0913  an option each
     as_json: AsJson = False,
     config: ConfigFile = None,
 ) -> None:
-    """Send dead letters again: return them to their queue, with attempts counted from zero.
+    """Return dead letters to their queue, so that they are sent with attempts counted from zero.
 
-    A letter keeps its idempotency key. Expired letters are skipped. So are letters that may have
-    been sent already, unless --include-uncertain is given, and letters that repeat one of the last
-    100,000 ids of this run, unless --include-repeats is given.
+    A letter keeps its idempotency key. The command skips letters that have expired. It also skips
+    letters that may have been sent, unless you give --include-uncertain, and letters that repeat
+    one of the last 100,000 ids of this run, unless you give --include-repeats.
 
-    A letter leaves the dead-letter queue only when its copy is confirmed. If the command is killed,
-    nothing is lost, and at most 50 letters are left in both queues, each pair with the same key.
+    A letter leaves the dead-letter queue only when RabbitMQ has confirmed its copy. If the command
+    is killed, nothing is lost. At most 50 letters are then in both queues, each pair with the same
+    key.
     """
     import asyncio
 
@@ -244,7 +252,7 @@ def discard(  # noqa: PLR0913  an option each
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="File for the removed letters. Default: dead-letters-<time>.jsonl.",
+            help="File to write the letters to. Default: dead-letters-<time>.jsonl.",
         ),
     ] = None,
     limit: AtMost = None,
@@ -252,10 +260,11 @@ def discard(  # noqa: PLR0913  an option each
     as_json: AsJson = False,
     config: ConfigFile = None,
 ) -> None:
-    """Remove dead letters, after writing each to a file, as a line of JSON.
+    """Write dead letters to a file, as a line of JSON each, and remove them from the queue.
 
-    The file contains numbers and texts unmasked, and only its owner can read it. A letter is
-    removed only once it is on the disk, so nothing is lost if the command is killed.
+    The file contains unmasked phone numbers and texts, and only its owner can read it. The command
+    removes a letter only once the letter is on the disk, so nothing is lost if the command is
+    killed.
     """
     import asyncio
 

@@ -40,15 +40,17 @@ def drain(  # noqa: PLR0913  an option each
     reason: Annotated[
         str,
         typer.Option(
-            metavar="TEXT", help="One line, visible to others. Do not include phone numbers."
+            metavar="TEXT", help="One line, which others can read. Do not include phone numbers."
         ),
     ],
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only print what would be done. This is the default.")
+        bool, typer.Option("--dry-run", help="Only print what the command would do (default).")
     ] = False,
     file: Annotated[
         Path | None,
-        typer.Option(help="File that lists the moved messages. Default: drained-<time>.jsonl."),
+        typer.Option(
+            help="File in which to list the moved messages. Default: drained-<time>.jsonl."
+        ),
     ] = None,
     limit: AtMost = None,
     yes: Yes = False,
@@ -58,13 +60,13 @@ def drain(  # noqa: PLR0913  an option each
     """Move the waiting messages to the dead letters, for example after a wrong text.
 
     Run `sms-bridge pause` first, or the workers keep sending. The command counts the messages in
-    the main, urgent and retry queues, and moves that many. Each becomes a dead letter with the
-    reason `drained`, and keeps its key and expiry; the text of --reason is stored with it. `dlq
-    list` shows it, and `dlq replay` sends it after all.
+    the main queue, the urgent queue and their retry queues, and moves that many. Each message
+    becomes a dead letter with the reason `drained`. It keeps its key and expiry, and the text of
+    --reason is stored with it. `dlq list` shows the moved messages, and `dlq replay` returns them.
 
-    A message leaves its queue only when its copy is confirmed and listed in the file. If the
-    command is killed, nothing is lost, and at most 256 messages are left in both places, each pair
-    with the same id. The file has ids, times and sizes, but no numbers and no texts.
+    A message leaves its queue only when RabbitMQ has confirmed its copy, and when the file lists
+    it. If the command is killed, nothing is lost. At most 256 messages are then in two queues, each
+    pair with the same id. The file contains ids, times and sizes, but no phone numbers or texts.
     """
     import asyncio
 

@@ -18,15 +18,16 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 _HELP: Final = """\
-Ask five questions and write config.yaml, or for Kubernetes the chart's values.yaml.
+Ask five questions and write config.yaml, or the chart's values.yaml for Kubernetes.
 
-The questions are about the place, the broker, the SMS service, its API key and its webhooks. Each
-answer is checked immediately. The configuration contains no secret, only names of files or of
-Kubernetes Secrets. If the file of a secret does not exist, the command asks for the secret and
-writes it to a file that only its owner can read. Ctrl-C ends the command without any change.
+The command asks where the bridge runs, and for the broker, the SMS service, its API key and its
+webhooks. It checks each answer immediately. The configuration contains no secrets, only the names
+of the files or Kubernetes Secrets that hold them. If such a file does not exist, the command asks
+for the secret and writes it to a file that only its owner can read. Ctrl-C ends the command without
+any change.
 
-An option answers its question in advance. With --yes, or without a terminal, nothing is asked, and
-an option that is not given takes its default or is reported as missing.
+Each option answers a question in advance. With --yes, or without a terminal, the command asks
+nothing. An option that you leave out then has its default, or is reported as missing.
 """
 
 
@@ -49,42 +50,52 @@ def init(  # noqa: PLR0913  an option each
     where: Annotated[
         str | None, _option("Where the bridge runs: host or kubernetes.", "PLACE")
     ] = None,
-    image: Annotated[str | None, _option("Kubernetes: the image.")] = None,
+    image: Annotated[str | None, _option("On Kubernetes: the image.")] = None,
     broker: Annotated[
         str | None, _option("Address of RabbitMQ, without user and password.", "URL")
     ] = None,
     broker_user: Annotated[str | None, _option("User of RabbitMQ.", "NAME")] = None,
-    broker_password_file: Annotated[str | None, _option("File with the password.", "FILE")] = None,
-    broker_secret_name: Annotated[
-        str | None, _option("Kubernetes: the Secret with username and password.", "NAME")
+    broker_password_file: Annotated[
+        str | None, _option("File with the password of that user.", "FILE")
     ] = None,
-    preset: Annotated[str | None, _option("SMS service, as in sms_api.preset.", "NAME")] = None,
+    broker_secret_name: Annotated[
+        str | None, _option("On Kubernetes: the Secret with user name and password.", "NAME")
+    ] = None,
+    preset: Annotated[str | None, _option("The SMS service, as in sms_api.preset.", "NAME")] = None,
     base_url: Annotated[
         str | None, _option("Address of the service, if the preset has none.", "URL")
     ] = None,
-    account: Annotated[str | None, _option("Account at the service, if it needs one.")] = None,
-    username: Annotated[str | None, _option("User at the service, if it needs one.")] = None,
+    account: Annotated[str | None, _option("Your account at the service, if it needs one.")] = None,
+    username: Annotated[
+        str | None, _option("Your user name at the service, if it needs one.")
+    ] = None,
     key_file: Annotated[str | None, _option("File with the API key.", "FILE")] = None,
     key_secret_name: Annotated[
-        str | None, _option("Kubernetes: the Secret with the API key.", "NAME/KEY")
+        str | None, _option("On Kubernetes: the Secret with the API key.", "NAME/KEY")
     ] = None,
     webhook_secret_file: Annotated[
-        str | None, _option("File with the webhook secret, or none for no webhooks.", "FILE")
+        str | None, _option('File with the webhook secret; "none" means no webhooks.', "FILE")
     ] = None,
     webhook_secret_name: Annotated[
-        str | None, _option("Kubernetes: the Secret with the webhook secret, or none.", "NAME/KEY")
+        str | None,
+        _option(
+            'On Kubernetes: the Secret with the webhook secret; "none" means no webhooks.',
+            "NAME/KEY",
+        ),
     ] = None,
     public_url: Annotated[
         str | None, _option("Public address of the webhooks, if the preset needs it.", "URL")
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="File to write. Default: config.yaml or values.yaml."),
+        typer.Option(
+            metavar="FILE", help="The file to write. Default: config.yaml or values.yaml."
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Ask nothing.")] = False,
     check: Annotated[
-        bool, typer.Option("--check", help="Run `check --online` at the end, without asking.")
+        bool, typer.Option("--check", help="Run `check --online` at the end without asking first.")
     ] = False,
 ) -> None:
     """Ask five questions and write a configuration; _HELP is the help text."""

@@ -32,7 +32,7 @@ def send(  # noqa: PLR0913  an option each
     ] = None,
     urgent: Annotated[
         bool,
-        typer.Option("--urgent", help="Publish it to the urgent queue, ahead of other requests."),
+        typer.Option("--urgent", help="Publish the request to the urgent queue, ahead of others."),
     ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the outcome.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the outcome.", min=0)] = 60,
@@ -40,9 +40,9 @@ def send(  # noqa: PLR0913  an option each
 ) -> None:
     """Publish one send request and print its message id.
 
-    With --wait, also print the outcome. Exits with 0 if the message was sent, and with 1 if it is
-    dead or no outcome comes in time. While the command waits, it prints known reasons for the
-    delay: a pause, or a queue without workers.
+    With --wait, the command also prints the outcome. It then exits with 0 if the message was sent,
+    and with 1 if the message became a dead letter, or if no outcome arrived in time. If a pause or
+    a queue without workers delays the message, the command says so while it waits.
     """
     import asyncio
 
@@ -90,10 +90,10 @@ def listen(
     ] = None,
     config: ConfigFile = None,
 ) -> None:
-    """Print inbound events as they arrive, a line of JSON each, until Ctrl-C.
+    """Print inbound events as they arrive, one JSON object per line, until Ctrl-C.
 
-    A line on standard error says when printing begins. Other subscribers lose nothing. Exits
-    with 1 if the exchange does not exist.
+    When it is ready, the command prints a line to standard error. It misses no event after that,
+    and takes no event from other subscribers. It exits with 1 if the exchange does not exist.
     """
     import asyncio
 

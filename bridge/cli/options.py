@@ -39,11 +39,16 @@ ManagementUrl = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
-        help="RabbitMQ's management API. Default: port 15672 of its host, or 15671 with TLS.",
+        help="RabbitMQ's management API. Default: port 15672 of the broker, or 15671 with TLS.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do it. Default: only print what would be done.")]
+Yes = Annotated[
+    bool,
+    typer.Option(
+        "--yes", help="Make the changes. Without --yes, the command only prints what it would do."
+    ),
+]
 AtMost = Annotated[int | None, typer.Option("--limit", help="Maximum number of messages.", min=1)]
 
 

@@ -19,17 +19,17 @@ def pause(
     reason: Annotated[
         str | None,
         typer.Option(
-            metavar="TEXT", help="One line, visible to others. Do not include phone numbers."
+            metavar="TEXT", help="One line, which others can read. Do not include phone numbers."
         ),
     ] = None,
     config: ConfigFile = None,
 ) -> None:
-    """Stop sending: within two seconds no worker of the queue begins another request.
+    """Stop sending: within two seconds, no worker of the queue begins another request.
 
-    The pause lasts until `sms-bridge resume`, even across restarts. RabbitMQ keeps it as the queue
-    <worker.queue>.paused, with the reason and your user and host; the RabbitMQ user must be allowed
-    to configure that queue. Requests in flight are finished. All other messages wait in their
-    queues, and may expire there. Nothing is lost.
+    The pause lasts until `sms-bridge resume`, even if workers and RabbitMQ restart. It is stored in
+    RabbitMQ as the queue <worker.queue>.paused, with the reason and your user and host. The
+    RabbitMQ user needs permission to configure that queue. Requests in flight are finished. All
+    other messages wait in their queues, and may expire there. Nothing is lost.
     """
     import asyncio
 
@@ -54,10 +54,10 @@ def pause(
 
 @app.command(epilog=examples("sms-bridge resume"))
 def resume(context: typer.Context, config: ConfigFile = None) -> None:
-    """Resume sending after `sms-bridge pause`; without a pause, change nothing.
+    """Resume sending after `sms-bridge pause`. Without such a pause, nothing changes.
 
-    Messages that expired during the pause become dead letters. Pauses that workers began by
-    themselves, for example in an outage, are not affected and end by themselves.
+    Messages that have expired during the pause become dead letters. The command does not affect
+    pauses that workers began by themselves, for example in an outage. Those end by themselves.
     """
     import asyncio
 

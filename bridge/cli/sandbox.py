@@ -19,23 +19,23 @@ app = typer.Typer()
 _SANDBOX_HELP: Final = """\
 Run a stand-in for the SMS service, with faults on demand.
 
-It accepts messages as the service of a preset does, keeps them, and sends signed webhooks on
-demand. GET / lists its endpoints. Requests from pages of other sites are refused. With --preset, it
-prints the settings that the bridge needs for it.
+The sandbox accepts messages in the format of a preset, keeps them, and sends signed webhooks on
+demand. GET / lists its endpoints. It refuses requests from web pages of other sites. With --preset,
+it prints the settings with which the bridge uses the sandbox.
 
 \b
-PUT /sandbox/faults takes a list. The first fault that matches a message applies:
-  to               a number; null or absent: every number
-  count            how many times; null or absent: until DELETE /sandbox/faults
-  mode             answer           with status and headers (the default)
+PUT /sandbox/faults takes a list of faults. The first one that matches a message applies to it:
+  to               the number that the fault applies to (default: every number)
+  count            how often the fault applies (default: until DELETE /sandbox/faults)
+  mode             answer           answer with status and headers (the default)
                    hang             read the request and never answer
                    cut              close the connection without an answer
-                   accept_then_cut  send the message, then close without an answer
-  status           200 to 599; below 300, or if absent, the message is sent
-  answer           instead of status: an answer of the service, by its meaning, code or fate; the
-                   error for an unknown one lists all
+                   accept_then_cut  accept the message, then close without an answer
+  status           the answer's status, 200 to 599; below 300, the message is accepted
+  answer           instead of a status, a documented answer of the service, by its meaning, code or
+                   fate; the error for an unknown answer lists all of them
   headers          headers of the answer, such as {"Retry-After": "2"}
-  latency_seconds  delay of the answer, 0 to 600
+  latency_seconds  delay before the answer, 0 to 600
 """
 
 
@@ -56,24 +56,26 @@ def sandbox(  # noqa: PLR0913  an option each
         str, typer.Option(metavar="NAME", help="The service to imitate, as in sms_api.preset.")
     ] = "generic",
     port: Annotated[
-        int, typer.Option(help="The port to listen on; 0 takes any free one.", min=0, max=65535)
+        int, typer.Option(help="The port to listen on; 0 means any free port.", min=0, max=65535)
     ] = 8025,
     webhook_url: Annotated[
         str | None,
         typer.Option(
             metavar="URL",
-            help="Where to send webhooks. Default with --preset: 127.0.0.1:8080/webhooks/NAME.",
+            help="Where to send webhooks. Default with a preset: 127.0.0.1:8080/webhooks/NAME.",
         ),
     ] = None,
     webhook_secret: Annotated[
         str | None,
         typer.Option(
-            metavar="S", help="Secret that signs the webhooks. Default with --preset: a random one."
+            metavar="S", help="Secret that signs the webhooks. Default with a preset: a random one."
         ),
     ] = None,
     webhook_secret_file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="File with the secret, instead of --webhook-secret."),
+        typer.Option(
+            metavar="FILE", help="File with the webhook secret, instead of --webhook-secret."
+        ),
     ] = None,
     key: Annotated[
         str | None, typer.Option(help="The only API key to accept. Default: any.")
@@ -82,7 +84,7 @@ def sandbox(  # noqa: PLR0913  an option each
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Another host name of the sandbox. May be repeated.",
+            help="Another host name under which the sandbox can be reached. May be repeated.",
         ),
     ] = None,
 ) -> None:

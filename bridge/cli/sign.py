@@ -29,24 +29,28 @@ app = typer.Typer()
 def sign(
     context: typer.Context,
     file: Annotated[
-        Path | None, typer.Argument(help="File with the body. Default: standard input.")
+        Path | None, typer.Argument(help="File with the body to sign. Default: standard input.")
     ] = None,
     curl: Annotated[
-        str | None, typer.Option(metavar="URL", help="Print a curl command instead.")
+        str | None,
+        typer.Option(metavar="URL", help="Print a curl command that sends the body to this URL."),
     ] = None,
     path: Annotated[
         str | None,
-        typer.Option(help="Path of the endpoint, if there are several. Default: the URL's path."),
+        typer.Option(
+            help="Path of the endpoint, if you have several. Default: the path of --curl."
+        ),
     ] = None,
     content_type: Annotated[
         str,
         typer.Option(
-            metavar="TYPE", help="Media type of the body; some schemes sign forms differently."
+            metavar="TYPE",
+            help="Media type of the body. Some schemes sign forms in another way.",
         ),
     ] = "application/json",
     config: ConfigFile = None,
 ) -> None:
-    """Sign a body with the scheme of an endpoint, and print the headers, a line each."""
+    """Sign a body as the service of an endpoint does, and print the headers, one per line."""
     import shlex
 
     body = sys.stdin.buffer.read() if file is None else _read(file)

@@ -45,14 +45,14 @@ def status(
     context: typer.Context,
     *,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Read again every two seconds, until Ctrl-C.")
+        bool, typer.Option("--watch", help="Refresh the output every two seconds, until Ctrl-C.")
     ] = False,
     admin: Annotated[
         list[str] | None,
         typer.Option(
             metavar="HOST[:PORT]",
-            help="Admin port to ask. A name stands for all its addresses. May be repeated. "
-            "Default: admin.port on this computer.",
+            help="Admin port of a process. A host name stands for all its addresses. May be "
+            "repeated. Default: admin.port on this computer.",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -60,13 +60,13 @@ def status(
 ) -> None:
     """Show queues, rates, pauses with their causes, workers and receivers on one screen.
 
-    Queues, consumers and an operator's pause come from the broker, everything else from the admin
-    ports. An admin port that does not answer is listed. Nothing is changed and no message is read:
-    ages are of messages that workers hold, and dead letters are counted since the workers started.
-    `dlq list` reads the queue itself.
+    The command reads queues, consumers and an operator's pause from the broker, and everything else
+    from the admin ports. It names each admin port that does not answer. It changes nothing and
+    reads no message. Ages are therefore known only for messages that workers hold, and dead letters
+    are counted from the start of the workers. `dlq list` reads the dead letters themselves.
 
-    Exits with 1 if the broker, or an admin port given with --admin, does not answer. With --watch,
-    it always exits with 0. With --watch and --json, each reading is one line.
+    The command exits with 1 if the broker, or an admin port given with --admin, does not answer.
+    With --watch, it always exits with 0. With --watch and --json, each reading is one line.
     """
     import asyncio
 

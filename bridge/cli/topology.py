@@ -66,28 +66,28 @@ def show(
         TopologyFormat,
         typer.Option(
             "--format",
-            help="operator: custom resources of RabbitMQ's messaging topology operator. "
-            "definitions: what rabbitmqctl import_definitions takes.",
+            help="operator prints custom resources for RabbitMQ's messaging topology operator. "
+            "definitions prints a file for rabbitmqctl import_definitions.",
         ),
     ] = TopologyFormat.TABLE,
     cluster: Annotated[
-        str, typer.Option(help="For operator: the name of the RabbitmqCluster.")
+        str, typer.Option(help="With operator: the name of the RabbitmqCluster.")
     ] = "rabbitmq",
     namespace: Annotated[
         str | None,
-        typer.Option(help="For operator: the cluster's namespace, if it is another one."),
+        typer.Option(help="With operator: namespace of the RabbitmqCluster, if it is another one."),
     ] = None,
     policy: Annotated[
         bool,
         typer.Option(
-            help="For operator and definitions: include the policy that lifts RabbitMQ 4's limit "
+            help="With operator and definitions: include the policy that lifts RabbitMQ 4's limit "
             "of 20 deliveries. RabbitMQ 3 has no such limit, and refuses the policy."
         ),
     ] = True,
     role: OneRole = None,
     config: ConfigFile = None,
 ) -> None:
-    """Print the entities that the bridge declares, without connecting to the broker."""
+    """Print the queues, exchanges and bindings that the bridge declares, without connecting."""
     import yaml
     from yarl import URL
 
@@ -124,10 +124,11 @@ def verify(
     role: OneRole = None,
     config: ConfigFile = None,
 ) -> None:
-    """Compare the broker with what the bridge needs; if they differ, print how and exit with 1.
+    """Compare the broker with what the bridge needs. Exit with 1 if there is a difference.
 
-    Nothing is created. For main queues and exchanges, which others may have declared, the possible
-    cost of each difference is printed. Bindings are compared through the management API only.
+    The command creates nothing, and prints each difference. Others may have declared the main
+    queues and exchanges, so for these it also prints what the difference can cost. It can compare
+    bindings only through the management API.
     """
     import asyncio
 
@@ -156,10 +157,11 @@ def declare(
     role: OneRole = None,
     config: ConfigFile = None,
 ) -> None:
-    """Create missing entities, as a role does when it starts; change nothing that exists.
+    """Create missing queues, exchanges and bindings, as a role does when it starts.
 
-    A main queue or an exchange that exists with other arguments is used as it is, and reported.
-    Exits with 1 if a retry or dead-letter queue has other arguments, or a permission is missing.
+    The command changes nothing that exists. If a main queue or an exchange has other arguments, the
+    command reports this and leaves it as it is. It exits with 1 if a retry queue or the dead-letter
+    queue has other arguments, or if a permission is missing.
     """
     import asyncio
 

@@ -103,65 +103,66 @@ class BridgeMetrics(MetricSet):
         super().__init__(registry)
         self.build_info = self._gauge(
             "sms_bridge_build_info",
-            "Always 1; the labels name the version and the role.",
+            "Always 1. The labels name the version and the role.",
             ("version", "revision", "component"),
         )
         self.build_info.labels(version, revision, component).set(1)
         self.connection_up = self._gauge(
-            "sms_bridge_amqp_connection_up", "1 while every broker connection is open."
+            "sms_bridge_amqp_connection_up", "1 while all connections to RabbitMQ are open."
         )
         self.connection_blocked = self._gauge(
-            "sms_bridge_amqp_connection_blocked", "1 while the broker blocks publishing."
+            "sms_bridge_amqp_connection_blocked",
+            "1 while RabbitMQ blocks publishing because of an alarm.",
         )
         self.connections = self._counter(
             "sms_bridge_amqp_connections_total",
-            "Attempts to connect to the broker, and connections that ended before their role did "
-            "(closed_by_broker).",
+            "Attempts to connect to RabbitMQ, by outcome. `closed_by_broker` counts connections "
+            "that were open and then lost.",
             ("outcome",),
             get_args(ConnectOutcome),
         )
         self.published = self._counter(
             "sms_bridge_amqp_published_total",
-            "Messages published, by the broker's answer.",
+            "Messages that were published, by RabbitMQ's answer.",
             ("exchange", "outcome"),
             [(exchange, outcome) for exchange in exchanges for outcome in get_args(Confirm)],
         )
         self.publish_duration = self._histogram(
             "sms_bridge_amqp_publish_duration_seconds",
-            "Time from publishing to the confirm, in seconds.",
+            "Time from a publish to its confirm, in seconds.",
             FAST_SECONDS,
             ("exchange",),
             exchanges,
         )
         self.topology_differences = self._gauge(
             "sms_bridge_topology_differences",
-            "Number of differing arguments per entity; 1 if the entity is missing.",
+            "Number of differing arguments of a queue or exchange, or 1 if it does not exist.",
             ("entity",),
             entities,
         )
         self.unconfirmed = self._gauge(
             "sms_bridge_amqp_unconfirmed_messages",
-            "Published messages that are not confirmed yet.",
+            "Published messages that RabbitMQ has not confirmed yet.",
         )
         self.memory_limit = self._gauge(
             "sms_bridge_memory_limit_bytes",
-            "Memory limit of the container, in bytes; +Inf without a limit.",
+            "Memory limit of the container, in bytes; +Inf if there is no limit.",
         )
         # The limit may change while a container runs.
         self.memory_limit.set_function(read_memory_limit)
         self.ready = self._gauge("sms_bridge_ready", "1 while /readyz answers 200.")
         self.shutdown_timestamp = self._gauge(
             "sms_bridge_shutdown_timestamp_seconds",
-            "Unix time when the process began to drain; 0 before.",
+            "Unix time when the process began to drain, or 0 if it has not.",
         )
         self.loop_lag = self._histogram(
             "sms_bridge_event_loop_lag_seconds",
-            "Delay of the event loop's timers, in seconds.",
+            "How late the event loop runs its timers, in seconds.",
             LAG_SECONDS,
         )
         self.secret_reloads = self._counter(
             "sms_bridge_secret_reloads_total",
-            "Secret files read again after a change.",
+            "How often secret files were read again after a change, by outcome.",
             ("secret", "outcome"),
             [(secret, outcome) for secret in SECRETS for outcome in ("changed", "failed")],
         )
@@ -173,13 +174,13 @@ class BridgeMetrics(MetricSet):
         )
         self.log_records = self._counter(
             "sms_bridge_log_records_total",
-            "Log lines written, by level.",
+            "Log lines that were written, by level.",
             ("level",),
             get_args(Level),
         )
         self.log_lines_dropped = self._counter(
             "sms_bridge_log_lines_dropped_total",
-            "Log lines dropped because standard output was blocked or failed.",
+            "Log lines that were dropped because standard output was blocked or failed.",
         )
         self.spans_dropped = self._counter(
             "sms_bridge_spans_dropped_total",

@@ -71,23 +71,24 @@ class WebhookMetrics(MetricSet):
         )
         self.http_duration = self._histogram(
             "sms_bridge_webhook_http_request_duration_seconds",
-            "Time from the complete request to its answer, in seconds, confirm included.",
+            "Time from the end of a request to its answer, in seconds. It includes the confirm.",
             FAST_SECONDS,
             ("route",),
             routes,
         )
         self.http_in_flight = self._gauge(
-            "sms_bridge_webhook_http_requests_in_flight", "Requests that are not answered yet."
+            "sms_bridge_webhook_http_requests_in_flight",
+            "Requests to the public port that are not answered yet.",
         )
         self.evictions = self._counter(
             "sms_bridge_webhook_evictions_total",
-            "Connections closed to make room, by exhausted limit.",
+            "Connections that were closed to make room for others, by the limit that was reached.",
             ("cause",),
             get_args(Eviction),
         )
         self.http_size = self._histogram(
             "sms_bridge_webhook_http_request_size_bytes",
-            "Size of complete request bodies, in bytes.",
+            "Size of the request bodies that arrived in full, in bytes.",
             SIZE_BYTES,
             ("route",),
             routes,
@@ -96,26 +97,26 @@ class WebhookMetrics(MetricSet):
     def _events(self, types: Sequence[str]) -> None:
         self.events = self._counter(
             "sms_bridge_webhook_events_total",
-            "Events by outcome; a refused webhook counts as one of type `unknown`.",
+            "Events, by type and outcome. A refused webhook counts as one event of type `unknown`.",
             ("event_type", "outcome"),
             [(event_type, outcome) for event_type in types for outcome in get_args(EventOutcome)],
         )
         self.event_lag = self._histogram(
             "sms_bridge_webhook_event_lag_seconds",
-            "Time from the signature's timestamp to the broker's confirm, in seconds.",
+            "Time from the timestamp in the signature to RabbitMQ's confirm, in seconds.",
             AGE_SECONDS,
             ("event_type",),
             types,
         )
         self.last_event = self._gauge(
             "sms_bridge_webhook_last_event_timestamp_seconds",
-            "Unix time when an event of the type was last published.",
+            "Unix time when the receiver last published an event of this type.",
             ("event_type",),
             types,
         )
         self.delivery_reports = self._counter(
             "sms_bridge_webhook_delivery_reports_total",
-            "Delivery receipts by delivery state; `unknown` if the status is not in the settings.",
+            "Delivery receipts, by state. `unknown` means that no setting names the status.",
             ("status",),
             (*get_args(DeliveryState), UNKNOWN_DELIVERY),
         )
@@ -123,20 +124,20 @@ class WebhookMetrics(MetricSet):
     def _signatures(self) -> None:
         self.verifications = self._counter(
             "sms_bridge_webhook_signature_verifications_total",
-            "Signature checks; `current` is the first configured secret.",
+            "Signature checks, by result and secret. `current` is the first configured secret.",
             ("result", "key"),
             VERIFICATIONS,
         )
         self.signature_age = self._histogram(
             "sms_bridge_webhook_signature_age_seconds",
-            "Age of a valid signature's timestamp, in seconds, if the scheme has one.",
+            "Age of the timestamp in valid signatures, in seconds, if the scheme has a timestamp.",
             SIGNATURE_AGE_SECONDS,
         )
 
     def _state(self, queues: Sequence[str]) -> None:
         self.queue_ready = self._gauge(
             "sms_bridge_webhook_queue_messages_ready",
-            "Events ready in webhook.queue. Every replica reports it: use max by (queue).",
+            "Events that wait in webhook.queue. Every replica reports this: use max by (queue).",
             ("queue",),
             queues,
         )

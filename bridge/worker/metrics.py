@@ -66,13 +66,13 @@ class WorkerMetrics(MetricSet):
     def _flow(self, queue: str, queues: Sequence[str]) -> None:
         self.received = self._counter(
             "sms_bridge_worker_messages_received_total",
-            "Deliveries received from the broker.",
+            "Deliveries that the worker received from RabbitMQ.",
             ("queue", "redelivered"),
             [(one, again) for one in queues for again in ("true", "false")],
         )
         self.processed = self._counter(
             "sms_bridge_worker_messages_processed_total",
-            "Deliveries that are settled or released, by outcome and reason.",
+            "Deliveries that were settled or released, by outcome and reason.",
             ("queue", "outcome", "reason"),
             [(one, *pair) for one in queues for pair in PROCESSED],
         )
@@ -84,60 +84,60 @@ class WorkerMetrics(MetricSet):
         )
         self.in_progress = self._gauge(
             "sms_bridge_worker_messages_in_progress",
-            "Deliveries received and not yet settled.",
+            "Deliveries that the worker has received and not yet settled.",
             ("queue",),
             [queue],
         )
         self.concurrency_limit = self._gauge(
             "sms_bridge_worker_concurrency_limit",
-            "Maximum requests in flight; worker.concurrency: auto changes it.",
+            "Maximum number of requests in flight. With `worker.concurrency: auto`, it varies.",
             ("queue",),
             [queue],
         )
         self.processing_duration = self._histogram(
             "sms_bridge_worker_processing_duration_seconds",
-            "Time from delivery to ack, in seconds.",
+            "Time from a delivery to its ack, in seconds.",
             WORK_SECONDS,
             ("queue", "outcome"),
             [(one, outcome) for one in queues for outcome in get_args(DeliveryOutcome)],
         )
         self.wait_duration = self._histogram(
             "sms_bridge_worker_wait_duration_seconds",
-            "Time that a delivery waited in this worker, in seconds, by cause; only if it waited.",
+            "Time that deliveries waited in this worker, in seconds, by cause of the wait.",
             WAIT_SECONDS,
             ("queue", "cause"),
             [(one, cause) for one in queues for cause in get_args(WaitCause)],
         )
         self.queue_age = self._histogram(
             "sms_bridge_worker_queue_age_seconds",
-            "Time from publishing to the first delivery, in seconds.",
+            "Time from the publish of a message to its first delivery, in seconds.",
             AGE_SECONDS,
             ("queue",),
             queues,
         )
         self.acceptance_latency = self._histogram(
             "sms_bridge_worker_acceptance_latency_seconds",
-            "Time from publishing to the API's acceptance, in seconds.",
+            "Time from the publish of a message to its acceptance by the service, in seconds.",
             AGE_SECONDS,
             ("queue",),
             queues,
         )
         self.without_timestamp = self._counter(
             "sms_bridge_worker_messages_without_timestamp_total",
-            "First deliveries without a timestamp, or with an implausible one.",
+            "First deliveries of messages whose timestamp is missing or implausible.",
             ("queue",),
             queues,
         )
         self.attempts_per_message = self._histogram(
             "sms_bridge_worker_attempts_per_message",
-            "Number of attempts that a finished request took.",
+            "Number of attempts that each finished request took.",
             ATTEMPTS,
             ("outcome",),
             get_args(FinalOutcome),
         )
         self.segments = self._counter(
             "sms_bridge_worker_segments_total",
-            "SMS segments of accepted texts, by encoding.",
+            "SMS segments of the texts that the service accepted, by encoding.",
             ("encoding",),
             get_args(Encoding),
         )
@@ -149,25 +149,25 @@ class WorkerMetrics(MetricSet):
     def _provider(self, error_codes: Sequence[str]) -> None:
         self.provider_requests = self._counter(
             "sms_bridge_worker_provider_requests_total",
-            "POSTs to the SMS API, by result.",
+            "POSTs to the SMS service, by result.",
             ("result",),
             get_args(Result),
         )
         self.provider_responses = self._counter(
             "sms_bridge_worker_provider_responses_total",
-            "Answers of the SMS API, by HTTP status.",
+            "Answers of the SMS service, by HTTP status.",
             ("code",),
             [*map(str, sorted(PROVIDER_CODES)), "other"],
         )
         self.provider_errors = self._counter(
             "sms_bridge_worker_provider_errors_total",
-            "Answers of the SMS API with an error code, by code.",
+            "Answers of the SMS service that contain an error code, by code.",
             ("code",),
             error_codes,
         )
         self.provider_pages = self._counter(
             "sms_bridge_worker_provider_pages_total",
-            "Answers with a web page and an accepting HTTP status, which count as sent.",
+            "Answers that contain a web page, but count as sent because of their HTTP status.",
         )
         self.provider_duration = self._histogram(
             "sms_bridge_worker_provider_request_duration_seconds",
@@ -181,7 +181,7 @@ class WorkerMetrics(MetricSet):
         )
         self.throttled = self._counter(
             "sms_bridge_worker_throttled_seconds_total",
-            "Time that deliveries waited for a rate limit or Retry-After, in seconds.",
+            "Time that deliveries waited for a rate limit or for Retry-After, in seconds.",
             ("cause",),
             ("local_limit", "retry_after"),
         )
@@ -193,20 +193,20 @@ class WorkerMetrics(MetricSet):
         )
         self.paused_since = self._gauge(
             "sms_bridge_worker_paused_timestamp_seconds",
-            "Unix time when the current pause began; 0 if not paused.",
+            "Unix time when the current pause began, or 0 if there is no pause.",
             ("reason",),
             get_args(PauseReason),
         )
         self.pauses = self._counter(
             "sms_bridge_worker_pauses_total",
-            "Pauses that began, by reason.",
+            "Pauses that have begun, by reason.",
             ("reason",),
             get_args(PauseReason),
         )
 
         self.outage_suspected = self._gauge(
             "sms_bridge_worker_outage_suspected",
-            "1 while ten or more requests in a row have failed and the worker is not paused yet.",
+            "1 if the last ten or more requests have failed, but the worker is not paused yet.",
         )
 
     def _state(
@@ -219,13 +219,13 @@ class WorkerMetrics(MetricSet):
         urgent = [] if urgent_queue is None else [urgent_queue]
         self.oldest_held = self._gauge(
             "sms_bridge_worker_oldest_held_message_timestamp_seconds",
-            "Unix time when the oldest unsettled delivery was published; 0 if there is none.",
+            "Unix time when the oldest unsettled delivery was published, or 0 if there is none.",
             ("queue",),
             [queue],
         )
         self.queue_ready = self._gauge(
             "sms_bridge_worker_queue_messages_ready",
-            "Messages ready in a queue. Every replica reports it: use max by (queue).",
+            "Messages that wait in a queue. Every replica reports this number: use max by (queue).",
             ("queue", "role"),
             [
                 (queue, "main"),
@@ -236,24 +236,25 @@ class WorkerMetrics(MetricSet):
         )
         self.queue_consumers = self._gauge(
             "sms_bridge_worker_queue_consumers",
-            "Consumers of a queue, and cancelled ones of a quorum queue with unacked messages.",
+            "Consumers of a queue. For a quorum queue, RabbitMQ also counts cancelled consumers "
+            "with unacked messages.",
             ("queue",),
             [queue, *urgent],
         )
         self.queue_stats_timestamp = self._gauge(
             "sms_bridge_worker_queue_stats_timestamp_seconds",
-            "Unix time when the queues were last read.",
+            "Unix time when the worker last read the sizes of the queues.",
         )
         self.active = self._gauge(
             "sms_bridge_worker_active",
-            "1 while this worker is the active one (worker.ordering: recipient), 0 while it stands "
-            "by or has no connection.",
+            "With `worker.ordering: recipient`, 1 while this worker is the active worker, and 0 "
+            "while it stands by or has no connection.",
             ("queue",),
             [queue],
         )
         self.consumer_up = self._gauge(
             "sms_bridge_worker_consumer_up",
-            "1 while this process is registered as a consumer.",
+            "1 while this worker is registered as a consumer of the queue.",
             ("queue",),
             [queue, *urgent],
         )
@@ -265,13 +266,13 @@ class WorkerMetrics(MetricSet):
         )
         self.last_sent = self._gauge(
             "sms_bridge_worker_last_sent_timestamp_seconds",
-            "Unix time when the API last accepted a message.",
+            "Unix time when the service last accepted a message.",
             ("queue",),
             [queue],
         )
         self.copies_refused = self._gauge(
             "sms_bridge_worker_copies_refused",
-            "Messages that stay unacked because the broker refuses their copies.",
+            "Messages that stay unacked because RabbitMQ refuses their copies.",
             ("queue",),
             [queue],
         )
@@ -290,11 +291,12 @@ class WorkerMetrics(MetricSet):
         )
         self.redelivery_questions = self._counter(
             "sms_bridge_worker_redelivery_questions_total",
-            "Questions to other workers about redeliveries, by answer; `none` if nobody answered.",
+            "Questions to other workers about redelivered messages, by answer. `none` means that a "
+            "worker did not answer in time.",
             ("answer",),
             ("unknown", "done", "kept", "none"),
         )
         self.peer_messages_malformed = self._counter(
             "sms_bridge_worker_peer_messages_malformed_total",
-            "Malformed messages on the workers' exchange, which are ignored.",
+            "Malformed messages on the workers' exchange, which the worker ignored.",
         )

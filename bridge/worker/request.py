@@ -41,7 +41,7 @@ class SendRequest(BaseModel):
         SenderName,
         Field(
             alias="from",
-            description="1 to 32 characters; may be left out if `worker.default_from` is set.",
+            description="1 to 32 characters. You may leave it out if `worker.default_from` is set.",
         ),
     ] = ""
     text: Annotated[
