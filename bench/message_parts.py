@@ -253,7 +253,7 @@ class Bench:
                 dispatcher.start(delivery)
             while dispatcher.count:  # noqa: ASYNC110  an event would be counted too
                 await asyncio.sleep(0)
-        self.end("count it and start its task")
+        self.end("count the delivery and start its task")
 
     async def _dispatch(self, deliveries: list[Delivery]) -> Sent:
         pipeline, account = self.worker._pipeline, self.worker._account
@@ -271,7 +271,7 @@ class Bench:
         replies = [
             await self.transport.post(one.url, one.headers, one.body, one.common) for one in encoded
         ]
-        self.end("post it and parse the answer, without the socket")
+        self.end("send the POST and parse the answer, without the socket")
         answers = [self.shape.judge(reply) for reply in replies]
         self.end("judge the answer")
         account._sender = cast("Sender", _Service(answers[0]))
