@@ -497,17 +497,15 @@ def error_codes_part() -> str:
                 (
                     f"`{one}`",
                     meanings.get(one, "-"),
-                    code([fates[one]]) if one in fates else "by its status",
+                    code([fates[one]]) if one in fates else "decided by the HTTP status",
                 )
                 for one in known
             )
             title = (
                 (DOCS / "providers" / f"{preset}.md").read_text(encoding="utf-8").partition("\n")[0]
             )
-            link = f"[How to set it up](providers/{preset}.md), `sms_api.preset: {preset}`"
-            parts.append(
-                f"#{title}\n\n{link}\n\n{table(('Code', 'The service says', 'Fate'), rows)}"
-            )
+            link = f"The preset is [`{preset}`](providers/{preset}.md)."
+            parts.append(f"#{title}\n\n{link}\n\n{table(('Code', 'Meaning', 'Fate'), rows)}")
     return "\n\n".join(parts)
 
 

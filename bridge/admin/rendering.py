@@ -154,16 +154,17 @@ def _becomes(fate: Fate, more: str | None, settings: Settings) -> str:
         case Fate.REFUSED:
             return "dead letter: refused"
         case Fate.RETRY | Fate.NOT_SENT:
-            return "tried again later"
+            return "retried later"
         case Fate.SLOW_DOWN:
-            return "its sender alone waits" if more == "sender" else "the worker slows down"
+            only_sender = more == "sender"
+            return "only this sender's messages wait" if only_sender else "the worker slows down"
         case Fate.SETUP:
             return f"the worker pauses: {more}"
         case Fate.AMBIGUOUS:
-            return f"tried again later; the worker pauses if all get it: {more}"
+            return f"retried later; the worker pauses if all messages get it: {more}"
         case Fate.UNCERTAIN if settings.worker.on_uncertain == "park":
             return "dead letter: uncertain"
         case Fate.UNCERTAIN:
-            return "tried again with the same key, then dead letter: uncertain"
+            return "retried with the same key, then dead letter: uncertain"
         case _:
             assert_never(fate)

@@ -363,7 +363,8 @@ def test_the_comment_names_the_presets_without_an_address() -> None:
     (comment,) = (c for path, _, c in documented_values() if path == "smsApi.baseUrl")
     without = [name for name in PRESETS if preset_settings(name)["base_url"] is None]
 
-    assert comment.endswith(f": {' and '.join(without)} have none")
+    names = " and ".join(f"`{name}`" for name in without)
+    assert comment.endswith(f"The presets {names} have none.")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 
 from bridge.admin.rendering import Rendering, render
 from bridge.callback import reference_in
-from bridge.config import EndpointSettings, Settings, load_settings
+from bridge.config import EndpointSettings, Settings, WebhookSettings, load_settings
 from bridge.config.presets import PRESETS, Preset, documented_webhooks, webhook_repeats
 from bridge.webhook.normalize import EventFields, normalize
 from bridge.webhook.signatures.schemes import PRESETS as SCHEMES
@@ -83,7 +83,7 @@ def request_part(rendering: Rendering) -> str:
 def answers_part(rendering: Rendering) -> str:
     examples = [answer for answer in rendering.answers if answer.status is not None]
     shown = table(
-        ("The service says", "Status", "Code", "What becomes of the message"),
+        ("Meaning", "Status", "Code", "What happens to the message"),
         (
             (str(answer.means), str(answer.status), as_code(answer.code), answer.becomes)
             for answer in examples
@@ -96,7 +96,7 @@ def answers_part(rendering: Rendering) -> str:
     ]
     if not further:
         return shown
-    head = ("Further codes", "The service says", "What becomes of the message")
+    head = ("Further codes", "Meaning", "What happens to the message")
     return f"{shown}\n\n{table(head, further)}"
 
 
@@ -154,23 +154,23 @@ def index_part(folder: Path) -> str:
 def repeats_part() -> str:
     """Make the table of how each service repeats a webhook that is not answered 200."""
     return table(
-        ("Service", "Repeats a webhook", "The bridge answers"),
+        ("Service", "When the service repeats a webhook", "How the bridge answers"),
         (_repeats_row(preset) for preset in SERVICES),
     )
 
 
 # Source of the webhooks' fields, and the client that signs or reads them in a test.
-_HELD_AGAINST: Final[dict[Preset, str]] = {
-    "twilio": "documentation; signed by `twilio`",
-    "vonage": "documentation and Java client; signed by `vonage-jwt`",
-    "vonage-sms": "API definition",
-    "telnyx": "documentation; read by `telnyx`",
-    "messagebird": "two other receivers; signed by `messagebird`",
-    "sinch": "documentation; signed and read by `sinch`",
-    "plivo": "documentation; signed by `plivo`",
-    "infobip": "documentation; read by `infobip-api-python-client`",
-    "android-sms-gateway": "documentation",
-    "httpsms": "server's source",
+_HELD_AGAINST: Final[dict[Preset, tuple[str, str]]] = {
+    "twilio": ("documentation", "`twilio` signs"),
+    "vonage": ("documentation and Java client", "`vonage-jwt` signs"),
+    "vonage-sms": ("API definition", "-"),
+    "telnyx": ("documentation", "`telnyx` reads"),
+    "messagebird": ("two other receivers", "`messagebird` signs"),
+    "sinch": ("documentation", "`sinch` signs and reads"),
+    "plivo": ("documentation", "`plivo` signs"),
+    "infobip": ("documentation", "`infobip-api-python-client` reads"),
+    "android-sms-gateway": ("documentation", "-"),
+    "httpsms": ("the server's source code", "-"),
 }
 
 
@@ -185,6 +185,7 @@ def events_part() -> str:
             "Returns `message_id`",
             "Media",
             "Source of the fields",
+            "Client in the tests",
         ),
         (_events_row(preset) for preset in SERVICES),
     )
@@ -200,17 +201,15 @@ def _events_row(preset: Preset) -> tuple[str, ...]:
         endpoint.message.media,
     )
     name = f"[{title_of(preset)}]({page_of(preset).name})"
-    return (name, *("yes" if one else "-" for one in has), _HELD_AGAINST[preset])
+    return (name, *("yes" if one else "-" for one in has), *_HELD_AGAINST[preset])
 
 
 def _repeats_row(preset: Preset) -> tuple[str, ...]:
     endpoint = EndpointSettings.model_validate({"path": "/webhooks", "preset": preset})
-    seconds = endpoint.response_timeout_seconds
-    within = "" if seconds is None else f"within {seconds:g} s"
-    unsigned = (
-        "503 if the signature is missing, unreadable or stale" if endpoint.unsigned != 401 else ""
-    )
-    ours = "; ".join(filter(None, (within, unsigned))) or "-"
+    seconds = endpoint.response_timeout_seconds or WebhookSettings().response_timeout_seconds
+    ours = f"within {seconds:g} s"
+    if endpoint.unsigned != 401:
+        ours += ", with 503 if the signature is missing, unreadable or stale"
     return (f"[{title_of(preset)}]({page_of(preset).name})", webhook_repeats(preset), ours)
 
 
@@ -221,7 +220,7 @@ def _row(preset: Preset, folder: Path) -> tuple[str, ...]:
     return (
         f"[{title_of(preset)}]({page_of(preset).name})",
         f"`{preset}`",
-        f"`{client}` {_locked_version(client)}" if client else "server's source",
+        f"`{client}` {_locked_version(client)}" if client else "the server's source code",
         str(len(api.response.errors)),
         f"`{api.idempotency}`" if api.knows_repeats else "none",
         _signature(preset),

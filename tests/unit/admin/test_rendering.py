@@ -113,8 +113,8 @@ def test_every_answer_and_code_is_listed() -> None:
     ("preset", "worker", "becomes"),
     [
         ("twilio", {}, "dead letter: uncertain"),
-        ("twilio", {"on_uncertain": "retry"}, "tried again with the same key, then dead letter: "),
-        ("telnyx", {}, "tried again with the same key, then dead letter: "),
+        ("twilio", {"on_uncertain": "retry"}, "retried with the same key, then dead letter: "),
+        ("telnyx", {}, "retried with the same key, then dead letter: "),
     ],
 )
 def test_what_is_uncertain(preset: str, worker: dict[str, str], becomes: str) -> None:
@@ -153,9 +153,9 @@ def test_answers_may_be_given() -> None:
 
     assert [(answer.status, answer.code, answer.becomes) for answer in answers] == [
         (200, None, "sent"),
-        (200, "7", "tried again with the same key, then dead letter: uncertain"),
-        (404, None, "tried again later; the worker pauses if all get it: misconfigured"),
-        (200, None, "tried again with the same key, then dead letter: uncertain"),
+        (200, "7", "retried with the same key, then dead letter: uncertain"),
+        (404, None, "retried later; the worker pauses if all messages get it: misconfigured"),
+        (200, None, "retried with the same key, then dead letter: uncertain"),
     ]
     # Examples of another API would say what is not so.
     assert render(settings, BODY).answers == []
@@ -171,7 +171,7 @@ def test_what_is_no_answer_is_told(answer: str) -> None:
 def test_a_status_that_stands_for_a_code_is_listed_once() -> None:
     answers = rendered("android-sms-gateway").answers
 
-    assert [(a.status, a.code) for a in answers if a.becomes == "tried again later"] == [
+    assert [(a.status, a.code) for a in answers if a.becomes == "retried later"] == [
         (503, None)
     ]
 
