@@ -171,9 +171,7 @@ def test_what_is_no_answer_is_told(answer: str) -> None:
 def test_a_status_that_stands_for_a_code_is_listed_once() -> None:
     answers = rendered("android-sms-gateway").answers
 
-    assert [(a.status, a.code) for a in answers if a.becomes == "retried later"] == [
-        (503, None)
-    ]
+    assert [(a.status, a.code) for a in answers if a.becomes == "retried later"] == [(503, None)]
 
 
 def test_a_code_that_means_yes_is_no_error() -> None:
