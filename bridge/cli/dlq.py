@@ -260,7 +260,7 @@ def discard(  # noqa: PLR0913  an option each
     as_json: AsJson = False,
     config: ConfigFile = None,
 ) -> None:
-    """Write dead letters to a file, as a line of JSON each, and remove them from the queue.
+    """Write dead letters to a file, one JSON object per line, and remove them from the queue.
 
     The file contains unmasked phone numbers and texts, and only its owner can read it. The command
     removes a letter only once the letter is on the disk, so nothing is lost if the command is
