@@ -75,7 +75,9 @@ def show(
     ] = "rabbitmq",
     namespace: Annotated[
         str | None,
-        typer.Option(help="With operator: namespace of the RabbitmqCluster, if it is another one."),
+        typer.Option(
+            help="With operator: the RabbitmqCluster's namespace, if the cluster is in another one."
+        ),
     ] = None,
     policy: Annotated[
         bool,
@@ -87,7 +89,10 @@ def show(
     role: OneRole = None,
     config: ConfigFile = None,
 ) -> None:
-    """Print the queues, exchanges and bindings that the bridge declares, without connecting."""
+    """Print the queues, exchanges and bindings that the bridge declares.
+
+    The command does not connect to the broker.
+    """
     import yaml
     from yarl import URL
 
