@@ -31,7 +31,13 @@ from bridge.admin.message_models import (
     RequestHeaders,
 )
 from bridge.config import Settings
-from bridge.config.presets import PRESETS, code_meanings, preset_settings
+from bridge.config.presets import (
+    PRESETS,
+    Preset,
+    code_meanings,
+    preset_settings,
+    receipt_meanings,
+)
 from bridge.config.settings import known_keys
 from bridge.telemetry.metrics import BridgeMetrics, new_registry
 from bridge.webhook.metrics import WebhookMetrics
@@ -486,27 +492,51 @@ def _epilog_parts(epilog: str) -> list[str]:
 # Error codes
 
 
+OTHER_CODES: Final = "The codes below have no fate, so the HTTP status of the answer decides."
+SHARED_RECEIPT_CODES: Final = "Most of them appear only in delivery receipts."
+OWN_RECEIPT_CODES: Final = "Delivery receipts of this service have codes of their own:"
+
+
 def error_codes_part() -> str:
-    """Make a table of error codes for each service whose preset knows some."""
-    parts = []
-    for preset in PRESETS:
-        fates, meanings = preset_settings(preset)["response"]["errors"], code_meanings(preset)
-        known = sorted({*fates, *meanings}, key=lambda one: (not one.isdecimal(), len(one), one))
-        if known:
-            rows = (
-                (
-                    f"`{one}`",
-                    meanings.get(one, "-"),
-                    code([fates[one]]) if one in fates else "decided by the HTTP status",
-                )
-                for one in known
-            )
-            title = (
-                (DOCS / "providers" / f"{preset}.md").read_text(encoding="utf-8").partition("\n")[0]
-            )
-            link = f"The preset is [`{preset}`](providers/{preset}.md)."
-            parts.append(f"#{title}\n\n{link}\n\n{table(('Code', 'Meaning', 'Fate'), rows)}")
-    return "\n\n".join(parts)
+    """Make the tables of error codes for each service whose preset knows some."""
+    return "\n\n".join(
+        part
+        for preset in PRESETS
+        if code_meanings(preset) or receipt_meanings(preset)
+        for part in _error_codes_of(preset)
+    )
+
+
+def _error_codes_of(preset: Preset) -> Iterator[str]:
+    """Yield the heading of a service, and a table for each way in which a code counts."""
+    title, *_ = (DOCS / "providers" / f"{preset}.md").read_text(encoding="utf-8").splitlines()
+    yield f"#{title}"
+    yield f"The preset is [`{preset}`](providers/{preset}.md)."
+    meanings, in_receipts = code_meanings(preset), receipt_meanings(preset)
+    answers = preset_settings(preset)["response"]
+    fates = {one: code([fate]) for one, fate in answers["errors"].items()}
+    if (duplicate := answers.get("duplicate", {}).get("code")) is not None:
+        fates[duplicate] = "The message counts as sent."
+    if fates:
+        rows = ((f"`{one}`", meanings[one], fates[one]) for one in _in_order(fates))
+        yield table(("Code", "Meaning", "Fate"), rows)
+    if others := meanings.keys() - fates.keys():
+        is_shared = in_receipts == meanings
+        yield f"{OTHER_CODES} {SHARED_RECEIPT_CODES}" if is_shared else OTHER_CODES
+        yield _meanings_table(meanings, others)
+    if in_receipts and in_receipts != meanings:
+        yield OWN_RECEIPT_CODES
+        yield _meanings_table(in_receipts, in_receipts)
+
+
+def _meanings_table(meanings: Mapping[str, str], codes: Iterable[str]) -> str:
+    rows = ((f"`{one}`", meanings[one]) for one in _in_order(codes))
+    return table(("Code", "Meaning"), rows)
+
+
+def _in_order(codes: Iterable[str]) -> list[str]:
+    """Sort numbers by their value, and words after them."""
+    return sorted(codes, key=lambda one: (not one.isdecimal(), len(one), one))
 
 
 # Messages

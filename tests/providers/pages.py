@@ -83,21 +83,27 @@ def request_part(rendering: Rendering) -> str:
 def answers_part(rendering: Rendering) -> str:
     examples = [answer for answer in rendering.answers if answer.status is not None]
     shown = table(
-        ("Meaning", "Status", "Code", "What happens to the message"),
+        ("Meaning", "Status", "Code", "Result"),
         (
-            (str(answer.means), str(answer.status), as_code(answer.code), answer.becomes)
+            (str(answer.means), str(answer.status), as_code(answer.code), in_words(answer.becomes))
             for answer in examples
         ),
     )
     further = [
-        (as_code(answer.code), answer.means or "-", answer.becomes)
+        (as_code(answer.code), answer.means or "-", in_words(answer.becomes))
         for answer in rendering.answers
         if answer.status is None
     ]
     if not further:
         return shown
-    head = ("Further codes", "Meaning", "What happens to the message")
+    head = ("Further codes", "Meaning", "Result")
     return f"{shown}\n\n{table(head, further)}"
+
+
+def in_words(becomes: str) -> str:
+    """Write a result as prose; the command puts the reason after a colon."""
+    text = re.sub(r": (\w+)$", r" with the reason `\1`", becomes)
+    return text[:1].upper() + text[1:].replace(", then dead", ", then a dead")
 
 
 def webhooks_part(preset: Preset) -> str:
