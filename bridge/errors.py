@@ -8,7 +8,7 @@ BridgeError
       ConnectError           no connection; `fault` names the kind
       CopyRefusedError       the broker refuses the copy of one message -> it stays unacked
     PublishError             the broker did not confirm       -> delivery stays unacked; 503
-    AttemptError             the SMS API gave no answer       -> a fate (`fates`), as for a status
+    PostError                the SMS API gave no answer       -> a fate (`fates`), as for a status
 
 An answer of the SMS API is data and not an error: see `fates`.
 Any other exception is a bug; it is logged, and the next message is processed. Until the outcome of
@@ -30,15 +30,15 @@ EXIT_DRAIN_TIMED_OUT: Final = 75
 
 SignatureFault = Literal["missing", "malformed", "mismatch", "ambiguous", "stale", "future"]
 ConnectFault = Literal["auth_failed", "refused", "tls_failed", "timeout", "client_unsupported"]
-# Outcome of an attempt to connect to the broker, or of a connection. `closed_by_broker`: it ended
-# before its role did, for whatever reason; the process may have given it up itself.
+# How connecting to the broker ended, or a connection. `closed_by_broker`: it ended before its role
+# did, for whatever reason; the process may have given it up itself.
 ConnectOutcome = Literal["opened", ConnectFault, "closed_by_broker"]
 # `error`: the channel ended before the broker answered. `timeout`: the deadline has passed.
 PublishFault = Literal["returned", "nacked", "timeout", "error"]
-# Outcome of a publish.
+# How a publish ended.
 Confirm = Literal["confirmed", PublishFault]
-# Why an attempt, one POST, ended without an answer.
-AttemptFault = Literal[
+# Why a POST ended without an answer.
+PostFault = Literal[
     # No byte of the request's body was written.
     "connect_failed",
     "connect_timeout",
@@ -128,12 +128,12 @@ class ExchangeRefusedError(PublishError):
     """The broker refuses an exchange: it is missing, or the user may not publish to it."""
 
 
-class AttemptError(BridgeError):
+class PostError(BridgeError):
     """The SMS API gave no answer; `fault` shows whether the request may have arrived."""
 
-    def __init__(self, fault: AttemptFault) -> None:
+    def __init__(self, fault: PostFault) -> None:
         super().__init__(fault)
-        self.fault: AttemptFault = fault
+        self.fault: PostFault = fault
 
 
 def causes_of(error: BaseException) -> Iterator[BaseException]:

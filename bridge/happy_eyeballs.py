@@ -15,7 +15,7 @@ import aiohappyeyeballs
 Protocol = TypeVar("Protocol", bound=asyncio.BaseProtocol)
 
 # RFC 8305, section 5: the recommended Connection Attempt Delay.
-ATTEMPT_DELAY_SECONDS: Final = 0.25
+CONNECTION_ATTEMPT_DELAY_SECONDS: Final = 0.25
 # RFC 8305, section 4: the First Address Family Count. IPv6 and IPv4 addresses alternate.
 FIRST_FAMILY_COUNT: Final = 1
 
@@ -39,7 +39,7 @@ async def create_connection(
     try:
         connected = await aiohappyeyeballs.start_connection(
             addresses,
-            happy_eyeballs_delay=ATTEMPT_DELAY_SECONDS,
+            happy_eyeballs_delay=CONNECTION_ATTEMPT_DELAY_SECONDS,
             interleave=FIRST_FAMILY_COUNT,
         )
     except RuntimeError as error:

@@ -10,13 +10,14 @@ from urllib.parse import quote, quote_plus, urlencode
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from bridge.webhook.signatures import schemes
 from bridge.webhook.signatures.forms import PLIVO
-from bridge.webhook.signatures.schemes import PRESETS, Scheme, at_address
+from bridge.webhook.signatures.schemes import Scheme, at_address
 from bridge.webhook.signatures.verify import sign
 
 SCHEMES: Final[Mapping[str, Scheme]] = {
     str(name): at_address(scheme, "https://bridge.example/webhooks")
-    for name, scheme in PRESETS.items()
+    for name, scheme in schemes.SCHEMES.items()
 }
 VISIBLE: Final = [chr(number) for number in range(33, 127)]
 # Between entries, and before a signature, of the formats that have several.

@@ -25,8 +25,7 @@ from bridge.config.presets import (
 from bridge.credentials import read_secret
 from bridge.errors import BridgeError, ConfigError
 from bridge.webhook.endpoint import Endpoint
-from bridge.webhook.signatures.schemes import PRESETS as SCHEMES
-from bridge.webhook.signatures.schemes import scheme_from
+from bridge.webhook.signatures.schemes import SCHEMES, scheme_from
 from bridge.worker.service.shape import shape_from
 
 HOST: Final = "host"

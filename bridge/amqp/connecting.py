@@ -161,8 +161,8 @@ CLOSE_TIMEOUT_SECONDS: Final = 3.0
 # Timeout of the HTTP request that shows whether a port speaks HTTP.
 ASK_HTTP_SECONDS: Final = 1.0
 # Delay before the next URL is tried in parallel. It is longer than a login on a busy broker takes,
-# because each parallel attempt costs another login.
-ATTEMPT_DELAY_SECONDS: Final = 1.0
+# because each URL tried in parallel costs another login.
+NEXT_LOGIN_SECONDS: Final = 1.0
 
 
 async def open_connection(
@@ -230,44 +230,44 @@ async def open_quickest(
 ) -> tuple[SecretStr, Connection]:
     """Try the URLs in turn with `open_one`; return the first that connects, and its connection.
 
-    The next URL is tried after a failure, or in parallel if no attempt has succeeded within one
-    second: a hung node accepts connections and never answers. If all attempts fail, raises the
+    The next URL is tried after a failure, or in parallel if no login has succeeded within one
+    second: a hung node accepts connections and never answers. If all logins fail, raises the
     error of the last URL.
     """
-    attempts: list[asyncio.Task[Connection]] = []
+    logins: list[asyncio.Task[Connection]] = []
     won: asyncio.Task[Connection] | None = None
     try:
-        while won is None and (pending := _start_next(attempts, urls, open_one)):
-            is_last = len(attempts) == len(urls)
+        while won is None and (pending := _start_next(logins, urls, open_one)):
+            is_last = len(logins) == len(urls)
             await asyncio.wait(
                 pending,
-                timeout=None if is_last else ATTEMPT_DELAY_SECONDS,
+                timeout=None if is_last else NEXT_LOGIN_SECONDS,
                 return_when=asyncio.FIRST_COMPLETED,
             )
-            opened = (one for one in attempts if one.done() and not one.cancelled())
+            opened = (one for one in logins if one.done() and not one.cancelled())
             won = next((one for one in opened if one.exception() is None), None)
-        last = attempts[-1] if won is None else won
-        return urls[attempts.index(last)], last.result()
+        last = logins[-1] if won is None else won
+        return urls[logins.index(last)], last.result()
     finally:
-        await _abandon([attempt for attempt in attempts if attempt is not won])
+        await _abandon([login for login in logins if login is not won])
 
 
 def _start_next(
-    attempts: list[asyncio.Task[Connection]],
+    logins: list[asyncio.Task[Connection]],
     urls: Sequence[SecretStr],
     open_one: Callable[[SecretStr], Awaitable[Connection]],
 ) -> list[asyncio.Task[Connection]]:
-    """Start an attempt for the next URL, if there is one; return the unfinished attempts."""
-    if len(attempts) < len(urls):
-        attempts.append(asyncio.ensure_future(open_one(urls[len(attempts)])))
-    return [attempt for attempt in attempts if not attempt.done()]
+    """Start a login at the next URL, if there is one; return the unfinished logins."""
+    if len(logins) < len(urls):
+        logins.append(asyncio.ensure_future(open_one(urls[len(logins)])))
+    return [login for login in logins if not login.done()]
 
 
-async def _abandon(attempts: Sequence[asyncio.Task[Connection]]) -> None:
-    """Cancel these attempts, and close the connections that they have opened."""
-    for attempt in attempts:
-        attempt.cancel()
-    for opened in await asyncio.gather(*attempts, return_exceptions=True):
+async def _abandon(logins: Sequence[asyncio.Task[Connection]]) -> None:
+    """Cancel these logins, and close the connections that they have opened."""
+    for login in logins:
+        login.cancel()
+    for opened in await asyncio.gather(*logins, return_exceptions=True):
         if isinstance(opened, Connection):
             await close_quietly(opened)
 

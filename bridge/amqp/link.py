@@ -26,11 +26,11 @@ log = Log(__name__)
 
 Serve = Callable[[Connection], Awaitable[object]]
 
-# Bounds of the random wait between two attempts, see `Link.run`. After a broker restart, workers
+# Bounds of the random wait before a reconnect, see `Link.run`. After a broker restart, workers
 # wait for each other (`worker.redelivery_wait`), so none may reconnect late.
 MIN_BACKOFF_SECONDS: Final = 0.5
 MAX_BACKOFF_SECONDS: Final = 5.0
-# A shorter session counts as a failed attempt, and the back-off keeps growing.
+# A shorter session counts as a failed connection, and the back-off keeps growing.
 USEFUL_SECONDS: Final = 1.0
 # The broker sends a heartbeat if it has sent nothing else for half of `heartbeat_seconds`, and
 # considers a peer unreachable after two missed heartbeats (RabbitMQ docs, "Detecting Dead TCP
@@ -67,7 +67,7 @@ class Link:
     async def run(self, serve: Serve) -> NoReturn:
         """Connect and `serve` for ever. `serve` returns or raises when the connection is unusable.
 
-        Waits a random time between two attempts, at most half the time since the connection was
+        Waits a random time before each reconnect, at most half the time since the connection was
         lost. That bound is at least 0.5 s and at most 5 s. A restarted broker is reached quickly,
         and clients do not all reconnect at once.
         """

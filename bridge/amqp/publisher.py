@@ -60,7 +60,7 @@ MAX_ALONE: Final = 16
 # After a failed publish, how long to wait for the broker to close the channel and state the reason.
 REASON_SECONDS: Final = 1.0
 # Pause before a refused optional exchange is tried again. It is longer after a missing permission,
-# because the broker logs an error for each attempt. A missing exchange may be declared at any time.
+# because the broker logs an error for each publish. A missing exchange may be declared at any time.
 FORBIDDEN_SECONDS: Final = 60.0
 MISSING_SECONDS: Final = 5.0
 

@@ -141,8 +141,8 @@ def dotted_type(kind: str, preset: Preset) -> str:
     return kind if preset == "generic" else kind.replace(":", ".")
 
 
-# Presets of signature schemes.
-SignaturePreset = Literal[
+# Names of signature schemes. A preset of a service (`Preset`) sets one of them.
+SchemeName = Literal[
     "plain",
     "github",
     "stripe",
@@ -188,9 +188,9 @@ class AnswerSettings(ServiceSection):
 
 
 class SignatureSettings(ServiceSection):
-    """How the service signs; a preset sets every key, and a single key overrides it."""
+    """How the service signs: `preset` names a scheme, which single keys override."""
 
-    preset: SignaturePreset = "plain"
+    preset: SchemeName = "plain"
     header: HeaderName | None = None
     algorithm: Algorithm | None = None
     encoding: Encoding | None = None

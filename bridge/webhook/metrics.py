@@ -14,7 +14,7 @@ from bridge.webhook.receipts import DeliveryState
 _Serve = Callable[[Connection], Coroutine[Any, Any, None]]
 
 # Outcome of a webhook.
-EventOutcome = Literal[
+WebhookOutcome = Literal[
     "published",
     "unparsed",
     "duplicate",
@@ -99,7 +99,7 @@ class WebhookMetrics(MetricSet):
             "sms_bridge_webhook_events_total",
             "Events, by type and outcome. A refused webhook counts as one event of type `unknown`.",
             ("event_type", "outcome"),
-            [(event_type, outcome) for event_type in types for outcome in get_args(EventOutcome)],
+            [(event_type, outcome) for event_type in types for outcome in get_args(WebhookOutcome)],
         )
         self.event_lag = self._histogram(
             "sms_bridge_webhook_event_lag_seconds",

@@ -97,7 +97,7 @@ class RecentEvents:
         self._in_flight.pop(key).set_result(is_stored)
 
 
-class ReceiptOutcomes:
+class ReceiptAnnouncer:
     """Publishes an outcome event for each receipt with a final delivery state."""
 
     def __init__(self, exchange: str, *, publisher: Publisher, recent: RecentEvents) -> None:
@@ -114,7 +114,7 @@ class ReceiptOutcomes:
         the time of receipt in unix seconds, `deadline` a time of the event loop's clock. Raises
         PublishError, or TimeoutError as `RecentEvents.once` does.
         """
-        outcomes, is_new = list(_outcomes(event.receipts, at)), False
+        outcomes, is_new = list(_outcome_events(event.receipts, at)), False
         for begin in range(0, len(outcomes), MAX_AT_ONCE):
             publishes = (
                 self._publish(outcomes[number], _key(event, number), trace, deadline)
@@ -125,16 +125,16 @@ class ReceiptOutcomes:
 
     async def _publish(
         self,
-        outcome: OutcomeEvent,
+        outcome_event: OutcomeEvent,
         key: bytes | None,
         trace: TraceHeaders,
         deadline: float,
     ) -> bool:
         def write() -> Awaitable[Publication]:
             return self._publisher.write(
-                outcome.body(),
+                outcome_event.body(),
                 exchange=self._exchange,
-                routing_key=outcome.outcome,
+                routing_key=outcome_event.outcome,
                 properties=outcome_properties(trace),
                 deadline=deadline,
             )
@@ -147,7 +147,7 @@ class ReceiptOutcomes:
         except PublishError as error:
             if error.fault != "returned":
                 raise
-            # No queue is bound for it, and another attempt would have the same result.
+            # No queue is bound for it, and another publish would have the same result.
             return False
 
 
@@ -163,7 +163,7 @@ async def all_of(*publishes: Awaitable[bool]) -> list[bool]:
     return [end is True for end in ends]
 
 
-def _outcomes(receipts: Sequence[Receipt], at: float) -> Iterator[OutcomeEvent]:
+def _outcome_events(receipts: Sequence[Receipt], at: float) -> Iterator[OutcomeEvent]:
     for receipt in receipts:
         outcome = _OUTCOMES.get(receipt.delivery)
         if outcome is not None:

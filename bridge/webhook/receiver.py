@@ -28,9 +28,9 @@ from bridge.telemetry.trace_context import Span, TraceHeaders, Tracer
 from bridge.topology.upkeep import Upkeep
 from bridge.webhook.endpoint import RETRY_AFTER_SECONDS, Endpoint
 from bridge.webhook.event import UNPARSED, WebhookEvent, as_form, name_event, properties_of
-from bridge.webhook.metrics import EventOutcome, WebhookMetrics
+from bridge.webhook.metrics import WebhookMetrics, WebhookOutcome
 from bridge.webhook.normalize import EventFields, normalize
-from bridge.webhook.publishing import MAX_AT_ONCE, ReceiptOutcomes, RecentEvents, all_of
+from bridge.webhook.publishing import MAX_AT_ONCE, ReceiptAnnouncer, RecentEvents, all_of
 from bridge.webhook.recorder import Recorder, Webhook
 from bridge.webhook.signatures.verify import Verified, verify
 from bridge.webhook.spans import begin_publish, end_publish, publish_in
@@ -82,10 +82,10 @@ class Unconfirmed:
 class RefusedError(Exception):
     """Raised to answer a webhook with this response."""
 
-    def __init__(self, response: Response, outcome: EventOutcome, why: str | None = None) -> None:
+    def __init__(self, response: Response, outcome: WebhookOutcome, why: str | None = None) -> None:
         super().__init__(outcome)
         self.response = response
-        self.outcome: EventOutcome = outcome
+        self.outcome: WebhookOutcome = outcome
         self.why = why
 
 
@@ -115,10 +115,10 @@ class Receiver:
         self._process_id = uuid.uuid4().hex
         self._numbers = itertools.count(1)
         self._recent = RecentEvents(settings.repeat_window)
-        self._outcomes = (
+        self._receipt_announcer = (
             None
             if outcome_exchange is None
-            else ReceiptOutcomes(outcome_exchange, publisher=publisher, recent=self._recent)
+            else ReceiptAnnouncer(outcome_exchange, publisher=publisher, recent=self._recent)
         )
         # By endpoint path. Endpoints with the same timeout share one deadline queue.
         self._response_seconds = {one.path: _seconds_for(one, settings) for one in endpoints}
@@ -240,9 +240,9 @@ class Receiver:
         if len(webhook.events) > 1:
             return None
         event = webhook.events[0]
-        has_outcomes = self._outcomes is not None and event.receipts
+        has_receipts = self._receipt_announcer is not None and event.receipts
         key = event.repeat_key
-        if has_outcomes or self._recent.is_in_flight(key):
+        if has_receipts or self._recent.is_in_flight(key):
             return None
         if self._recent.is_remembered(key):
             return self._accepted(webhook, is_new=False)
@@ -319,17 +319,17 @@ class Receiver:
         An event that cannot be published holds up none of the others: the service may not repeat
         the webhook. Raises the first error at the end.
         """
-        if len(events) == 1 and (self._outcomes is None or not events[0].receipts):
+        if len(events) == 1 and (self._receipt_announcer is None or not events[0].receipts):
             return await self._publish_event(events[0], span, deadline)
         failed: Exception | None = None
         is_new = False
         for begin in range(0, len(events), MAX_AT_ONCE):
             some = events[begin : begin + MAX_AT_ONCE]
             publishes = [self._publish_event(event, span, deadline) for event in some]
-            if self._outcomes is not None:
+            if self._receipt_announcer is not None:
                 at, trace = time.time(), span.headers
                 publishes += (
-                    self._outcomes.publish(event, trace, at=at, deadline=deadline)
+                    self._receipt_announcer.publish(event, trace, at=at, deadline=deadline)
                     for event in some
                     if event.receipts
                 )
@@ -379,7 +379,7 @@ class Receiver:
                     type=self._metrics.type_label(event.type),
                 )
         is_unparsed = all(event.routing_key == UNPARSED for event in webhook.events)
-        outcome: EventOutcome = "unparsed" if is_unparsed else "published"
+        outcome: WebhookOutcome = "unparsed" if is_unparsed else "published"
         return self.recorder.end(webhook, outcome, None, webhook.endpoint.accepted)
 
     def _refuse(self, webhook: Webhook, error: Exception) -> Response:

@@ -14,7 +14,7 @@ from bridge.telemetry.logs import CountedLog, Log
 from bridge.telemetry.trace_context import Span, Tracer
 from bridge.webhook.endpoint import ASK_AGAIN, REFUSED, Endpoint
 from bridge.webhook.event import OTHER, UNPARSED, WebhookEvent, trace_of
-from bridge.webhook.metrics import UNKNOWN_DELIVERY, EventOutcome, WebhookMetrics
+from bridge.webhook.metrics import UNKNOWN_DELIVERY, WebhookMetrics, WebhookOutcome
 from bridge.webhook.spans import begin_webhook, end_webhook
 
 log = Log(__name__)
@@ -25,7 +25,7 @@ _NO_SPAN: Final = Span(())
 # Logged as the type of a receipt whose own type is not in the settings.
 RECEIPT: Final = "receipt"
 # Outcome of a webhook that never reached the receiver, by the status of the response.
-_OUTCOMES: Final[dict[int, EventOutcome]] = {
+_OUTCOMES: Final[dict[int, WebhookOutcome]] = {
     401: "invalid_signature",
     413: "too_large",
     503: "overloaded",
@@ -82,7 +82,7 @@ class Recorder:
         self.in_flight -= 1
 
     def end(
-        self, webhook: Webhook, outcome: EventOutcome, why: str | None, response: Response
+        self, webhook: Webhook, outcome: WebhookOutcome, why: str | None, response: Response
     ) -> Response:
         self.in_flight -= 1
         seconds = time.perf_counter() - webhook.started
@@ -102,7 +102,7 @@ class Recorder:
         self._metrics.http_duration.labels(path).observe(seconds, trace_id)
         return response
 
-    def _count_event(self, event: WebhookEvent, outcome: EventOutcome) -> None:
+    def _count_event(self, event: WebhookEvent, outcome: WebhookOutcome) -> None:
         kind = self._metrics.type_label(event.type)
         if outcome == "published" and event.routing_key == UNPARSED:
             outcome = "unparsed"
@@ -119,7 +119,7 @@ class Recorder:
     def _facts(
         self,
         webhook: Webhook,
-        outcome: EventOutcome,
+        outcome: WebhookOutcome,
         why: str | None,
         status: int,
         seconds: float,
@@ -187,6 +187,8 @@ class Recorder:
         label = "POST" if method == "POST" else "other"
         self._metrics.http_requests.labels(route, label, str(status)).inc()
 
-    def _log_refused(self, path: str, outcome: EventOutcome, why: str | None, status: int) -> None:
+    def _log_refused(
+        self, path: str, outcome: WebhookOutcome, why: str | None, status: int
+    ) -> None:
         route = path if self._names_routes else None
         self._refused.info(route=route, outcome=outcome, why=why, status=status)

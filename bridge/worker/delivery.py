@@ -42,11 +42,11 @@ WaitCause = Literal[
     "next_try",
     # Random jitter that spreads messages that failed together.
     "jitter",
-    # The confirm of the copy that replaces the message, including all publish attempts.
+    # The confirm of the copy that replaces the message, which may be published several times.
     "publish",
 ]
 # Waits that can be given up, so that the delivery returns to the queue: no request is in flight and
-# no copy waits for its confirm. An earlier attempt may have been posted. The service then refused
+# no copy waits for its confirm. An earlier request may have been posted. The service then refused
 # it for now, or its outcome is remembered, as in a wait for `next_try`.
 _BETWEEN_REQUESTS: Final = frozenset[WaitCause | None](
     ("peers", "order", "due", "slot", "retry_after", "broker", "rate", "probe", "next_try")

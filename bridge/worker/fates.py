@@ -28,7 +28,7 @@ messages of that sender wait.
 from enum import Enum
 from typing import Final, Literal, NamedTuple, assert_never
 
-from bridge.errors import AttemptFault
+from bridge.errors import PostFault
 
 # Do not import settings here: commands show these reasons in their help, which must start fast.
 
@@ -89,7 +89,7 @@ DeadReason = Literal[WorkersDeadReason, "drained"]
 # of ordered mode stops consuming, for example while an operator pauses it. `copy_refused` and
 # `internal_error`: the message stays unacked until its session ends.
 ReleaseReason = Literal["stopped", "connection_lost", "copy_refused", "internal_error"]
-# The outcome of a request that is not retried.
+# How a message ends: the outcome of a delivery that is not retried.
 FinalOutcome = Literal["sent", "dead"]
 # The outcome of a delivery. `released`: it was left to the broker unacked. `dropped`: a repeat of a
 # settled request.
@@ -97,7 +97,7 @@ DeliveryOutcome = Literal[FinalOutcome, "retried", "released", "dropped"]
 
 
 class Answer(NamedTuple):
-    """The result of one attempt. `detail` is our own text and quotes nothing from the API.
+    """The result of one POST. `detail` is our own text and quotes nothing from the API.
 
     `code` is the API's own error code, if it gave one: at most 64 visible characters. `by_code`:
     the settings define what that code means. `meaning` is the preset's explanation of it, in our
@@ -250,7 +250,7 @@ def _fault_of_the_setup(status: int) -> PauseReason | None:
     return None
 
 
-def judge_failure(fault: AttemptFault) -> Answer:
+def judge_failure(fault: PostFault) -> Answer:
     """Turn the absence of an answer into one."""
     match fault:
         case "tls_failed":

@@ -37,7 +37,7 @@ PUBLISHING_SECONDS: Final = 5.0
 # A node that returns after a partition may not know of the mark for some seconds. A mark that is
 # missing for longer was deleted by an operator.
 STALE_SECONDS: Final = 10.0
-# A note is published right after the mark, or never. If the user may not read it, each attempt is
+# A note is published right after the mark, or never. If the user may not read it, each read is
 # an error in the broker's log.
 MAX_READS: Final = 10
 

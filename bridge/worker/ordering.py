@@ -38,7 +38,7 @@ log = Log(__name__)
 LOOK_SECONDS: Final = (0.4, 0.8)
 # It tries the lock at this interval even if the queue has a consumer: that may be another program.
 TRY_ANYWAY_SECONDS: Final = 15.0
-# Interval of the attempts while the broker refuses the lock, and of the log lines about that.
+# How often the lock is declared while the broker refuses it, and how often that is logged.
 REFUSED_SECONDS: Final = 5.0
 LOG_AGAIN_SECONDS: Final = 60.0
 # The lock may be free shortly before the broker has requeued the last owner's messages. A consumer
@@ -217,7 +217,7 @@ class ActiveLock:
         self._show(1 if is_held else 0)
 
     async def _tell_fault(self, error: Exception) -> None:
-        """Log once a minute why no worker can be active, and wait before the next attempt."""
+        """Log once a minute why no worker can be active, and wait before the next try."""
         self.is_standby = False
         now = asyncio.get_running_loop().time()
         if now - self._logged_at >= LOG_AGAIN_SECONDS:

@@ -1,6 +1,10 @@
 """Decide the outcome of a delivery: sent, retried or dead; pure.
 
-`fates` interprets an answer; this module weighs it against the attempts of the message.
+`fates` interprets the answer to a POST; this module weighs it against the attempts of the message.
+
+An attempt is one delivery with a POST, or with several POSTs if the first ones never left. It
+counts towards `worker.max_attempts`, unless the failure is not the message's own. `Sent` and `Dead`
+are also the outcome of the message, which `Announcer` publishes as an outcome event.
 """
 
 from dataclasses import dataclass
@@ -28,7 +32,7 @@ class Policy:
             on_uncertain=settings.on_uncertain or "retry",
         )
 
-    def is_last_try(self, *, attempts: int, uncertain_attempts: int) -> bool:
+    def is_last_attempt(self, *, attempts: int, uncertain_attempts: int) -> bool:
         """Whether one more failure may turn a message with these attempts into a dead letter."""
         return (
             attempts + 1 >= self.max_attempts
@@ -112,7 +116,7 @@ def attempts_after(attempts: int, outcome: Outcome | None) -> int:
 def decide(
     answer: Answer, policy: Policy, *, attempts: int, uncertain_attempts: int, park: bool
 ) -> Outcome:
-    """Turn the answer to a delivery's attempt into its outcome.
+    """Turn the answer to a delivery's POST into its outcome.
 
     `attempts` and `uncertain_attempts` do not include this one. SETUP, AMBIGUOUS and SLOW_DOWN
     count no attempt, because the fault need not be the message's, unless `about` says that it is.

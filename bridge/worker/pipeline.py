@@ -115,7 +115,9 @@ class Pipeline:
             if outcome is None:
                 outcome = await self._send(delivery)
             while self._is_ordered and _is_tried_again(outcome):
-                await self._wait_for_next_try(delivery, outcome, is_reported=outcome is recalled)
+                await self._wait_for_next_attempt(
+                    delivery, outcome, is_reported=outcome is recalled
+                )
                 delivery.envelope = count_attempt(delivery.envelope, outcome)
                 outcome = None
                 outcome = await self._send(delivery)
@@ -178,7 +180,7 @@ class Pipeline:
         urgent_queue = self._settings.urgent_queue
         return read_envelope(delivery.properties, delivery.envelope, urgent_queue=urgent_queue)
 
-    async def _wait_for_next_try(
+    async def _wait_for_next_attempt(
         self, delivery: Delivery, outcome: Retried, *, is_reported: bool
     ) -> None:
         """Wait for the next attempt without releasing the message, so that its key stays in order.
@@ -190,7 +192,7 @@ class Pipeline:
         delivery.free_slot()
         was_posted = outcome.counted or outcome.status is not None
         if was_posted and not is_reported:
-            self._settler.report_try(delivery, outcome)
+            self._settler.report_retried(delivery, outcome)
             delivery.begin_again()
             if self._spans is not None:
                 self._spans.begin(delivery)

@@ -43,7 +43,7 @@ JITTER_SHARE: Final = 0.2
 MAX_JITTER_SECONDS: Final = 1.0
 # Shorter waits are left out of the log and the metric, because they delay no message noticeably.
 MIN_WAITED_SECONDS: Final = 0.001
-# Wait between two attempts to publish a copy: doubled after each attempt, up to the maximum.
+# Wait before a copy is published again: doubled each time, up to the maximum.
 FIRST_WAIT_SECONDS: Final = 0.5
 MAX_WAIT_SECONDS: Final = 5.0
 # A broker that accepts messages confirms within this time; after it the confirm is lost.
@@ -217,7 +217,7 @@ class Settler:
 
     async def _write(self, tries: "_Tries", deadline: float) -> Publication:
         delivery, queue = tries.delivery, tries.queue
-        # Built for each attempt: the frame size limit may differ after a reconnect.
+        # Built for each try: the frame size limit may differ after a reconnect.
         properties = self._make_properties(delivery, tries.outcome)
         written: Publication
         if tries.is_alone:
@@ -266,7 +266,7 @@ class Settler:
             log.exception("internal_error", message_id=delivery.envelope.key)
         return acked
 
-    def report_try(self, delivery: Delivery, outcome: Retried) -> None:
+    def report_retried(self, delivery: Delivery, outcome: Retried) -> None:
         """Log and count an attempt of a delivery that waits here for the next one."""
         self._count(delivery, name_of(outcome), outcome.reason, outcome)
 
@@ -326,10 +326,9 @@ class Settler:
 
 
 class _Tries:
-    """The attempts to publish one copy.
+    """The tries to publish one copy.
 
-    `refusals_before`: how often the broker had closed the publishing channel before the first
-    attempt.
+    `refusals_before`: how often the broker had closed the publishing channel before the first try.
     """
 
     def __init__(

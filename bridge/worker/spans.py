@@ -67,9 +67,9 @@ class WorkerSpans:
         )
         return span
 
-    def begin_post(self, delivery: Delivery, *, tries_before: int) -> Span:
+    def begin_post(self, delivery: Delivery, *, posts_before: int) -> Span:
         """Start the span of one POST, as a child of the delivery's span."""
-        resent = delivery.envelope.attempts + tries_before
+        resent = delivery.envelope.attempts + posts_before
         facts = {**self._post, "http.request.resend_count": resent} if resent else self._post
         return (delivery.span or self.begin(delivery)).begin("POST", "client", facts)
 

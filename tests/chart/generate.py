@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from bridge.config.presets import PRESETS, needed_settings, preset_endpoint, preset_settings
-from bridge.webhook.signatures.schemes import PRESETS as SCHEMES
+from bridge.webhook.signatures.schemes import SCHEMES
 from tests.chart.rendering import CHART, CI, render
 
 README = CHART / "README.md"

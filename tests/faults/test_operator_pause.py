@@ -8,7 +8,7 @@ import pytest
 from yarl import URL
 
 from bridge.admin.pausing import find_pause, pause, resume
-from bridge.amqp.connecting import ATTEMPT_DELAY_SECONDS, close_quietly, open_first_connection
+from bridge.amqp.connecting import NEXT_LOGIN_SECONDS, close_quietly, open_first_connection
 from bridge.errors import BrokerError
 from bridge.topology.paused_queue import PROBE_SECONDS, paused_queue, probe
 from tests.alarms import memory_alarm
@@ -99,7 +99,7 @@ async def test_a_late_answer_ends_no_connection(bench: Bench, late: Method) -> N
 async def test_a_node_that_hangs_holds_up_no_command(bench: Bench) -> None:
     settings = make_settings(bench.values(rabbitmq__url=[bench.proxy.url, bench.broker.url]))
     bench.proxy.freeze()
-    async with asyncio.timeout(2 * ATTEMPT_DELAY_SECONDS + 1):
+    async with asyncio.timeout(2 * NEXT_LOGIN_SECONDS + 1):
         assert (await pause(settings, REASON)).is_new
         assert await resume(settings)
 

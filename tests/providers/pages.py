@@ -16,7 +16,7 @@ from bridge.callback import reference_in
 from bridge.config import EndpointSettings, Settings, WebhookSettings, load_settings
 from bridge.config.presets import PRESETS, Preset, documented_webhooks, webhook_repeats
 from bridge.webhook.normalize import EventFields, normalize
-from bridge.webhook.signatures.schemes import PRESETS as SCHEMES
+from bridge.webhook.signatures.schemes import SCHEMES
 from bridge.webhook.signatures.verify import Verified
 from tests import markdown
 from tests.markdown import table

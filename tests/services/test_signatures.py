@@ -27,7 +27,7 @@ from vonage_jwt import VonageVerifyJwtError, verify_signature
 
 from bridge.callback import callback_address, read_reference
 from bridge.errors import InvalidSignatureError
-from bridge.webhook.signatures.schemes import PRESETS, Scheme, decode_secret
+from bridge.webhook.signatures.schemes import SCHEMES, Scheme, decode_secret
 from bridge.webhook.signatures.verify import Verified, sign, verify
 
 URL = "https://bridge.example/webhooks/service"
@@ -334,7 +334,7 @@ each_service = pytest.mark.parametrize("name", SERVICES)
 
 
 def scheme_of(name: Any) -> Scheme:
-    return replace(PRESETS[name], url=URL)
+    return replace(SCHEMES[name], url=URL)
 
 
 def we_take(name: str, webhook: Webhook) -> bool:
@@ -535,4 +535,4 @@ def test_plivos_second_version_binds_no_body() -> None:
     signature = base64.b64encode(mac((URL + nonce).encode())).decode()
 
     assert validate_v2_signature(URL, nonce, signature, SECRET)
-    assert "plivo-v2" not in PRESETS
+    assert "plivo-v2" not in SCHEMES

@@ -162,7 +162,7 @@ class Need(NamedTuple):
     """
 
     what: str
-    attempt: Callable[[Channel], Awaitable[object]]
+    request: Callable[[Channel], Awaitable[object]]
     without_it: str | None = None
     instead: str | None = None
 
@@ -209,7 +209,7 @@ async def _is_permitted(connection: Connection, need: Need) -> bool:
     channel = await open_channel(connection)
     try:
         async with Deadline(RPC_TIMEOUT_SECONDS):
-            await need.attempt(channel)
+            await need.request(channel)
             await close_channel(channel)
     except ChannelAccessRefused:
         return False

@@ -1,4 +1,4 @@
-"""Signature schemes of the services, as data: the presets, and schemes built from settings."""
+"""Signature schemes of the services, as data: the known ones, and others built from settings."""
 
 import base64
 import binascii
@@ -14,7 +14,7 @@ from bridge.config.webhook import (
     Algorithm,
     Encoding,
     SecretEncoding,
-    SignaturePreset,
+    SchemeName,
     TimestampUnit,
 )
 from bridge.errors import ConfigError
@@ -92,7 +92,7 @@ class Scheme:
         return 1000 if self.timestamp_unit == "ms" else 1
 
 
-PRESETS: Final[Mapping[SignaturePreset, Scheme]] = MappingProxyType(
+SCHEMES: Final[Mapping[SchemeName, Scheme]] = MappingProxyType(
     {
         "plain": Scheme(header="X-Service-Signature"),
         "github": Scheme(header="X-Hub-Signature-256", encoding="hex", format="prefix:sha256="),
@@ -186,12 +186,12 @@ PRESETS: Final[Mapping[SignaturePreset, Scheme]] = MappingProxyType(
 def scheme_from(
     settings: SignatureSettings, public_url: str | None, *, endpoint: str = "webhook"
 ) -> Scheme:
-    """Build a scheme from a preset and the settings that override it.
+    """Build a scheme from the one that `settings.preset` names, and the keys that override it.
 
     Raises ConfigError with one line for each contradiction. `endpoint` is the key of the settings.
     """
     knobs = settings.model_dump(exclude={"preset"}, exclude_none=True)
-    scheme = at_address(replace(PRESETS[settings.preset], **knobs), public_url)
+    scheme = at_address(replace(SCHEMES[settings.preset], **knobs), public_url)
     faults = [
         *_content_faults(scheme),
         *_format_faults(scheme),

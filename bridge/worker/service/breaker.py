@@ -216,7 +216,7 @@ class CircuitBreaker:
             return self._postpone(max(0.0, trip.asked_until - now))
         is_suspect = self.classifier.is_suspect(key, recipient)
         is_costly = trip.reason == "outage" and has_failed
-        is_costly = is_costly and self._policy.is_last_try(
+        is_costly = is_costly and self._policy.is_last_attempt(
             attempts=envelope.attempts, uncertain_attempts=envelope.uncertain_attempts
         )
         rank = Rank.RELUCTANT if is_suspect or is_costly else Rank.WILLING
@@ -321,7 +321,7 @@ class CircuitBreaker:
         return put_off_for(answer._replace(retry_after_seconds=wait_seconds), self._policy)
 
     def _decide(self, answer: Answer, envelope: Envelope, *, is_spared: bool) -> Outcome:
-        """Return the outcome of an attempt; with `is_spared` (an outage) it does not count."""
+        """Return the outcome of a delivery; with `is_spared` (an outage) no attempt counts."""
         outcome = decide(
             answer,
             self._policy,
@@ -329,7 +329,7 @@ class CircuitBreaker:
             uncertain_attempts=envelope.uncertain_attempts,
             park=(envelope.on_uncertain or self._policy.on_uncertain) == "park",
         )
-        # An attempt that may have been sent counts even then, and may be the last.
+        # If the message may have been sent, the attempt counts even then, and may be the last.
         is_last = isinstance(outcome, Dead) and outcome.uncertain
         return put_off_for(answer, self._policy) if is_spared and not is_last else outcome
 

@@ -33,7 +33,7 @@ FIRST_PROBE_SECONDS: Final = 1.0
 MAX_PROBE_SECONDS: Final = 60.0
 MAX_OUTAGE_PROBE_SECONDS: Final = 15.0
 # For messages on their last attempt: one hour of outage turns only a few into dead letters.
-MAX_LAST_TRY_PROBE_SECONDS: Final = 300.0
+MAX_LAST_ATTEMPT_PROBE_SECONDS: Final = 300.0
 # Nine doublings exceed the longest wait.
 MAX_DOUBLINGS: Final = 9
 # Smallest random share of the wait that a probe really waits; it spreads the workers' probes.
@@ -117,7 +117,7 @@ class Trip(NamedTuple):
         if self.rank is Rank.WILLING:
             longest = MAX_OUTAGE_PROBE_SECONDS if is_outage else MAX_PROBE_SECONDS
             return self.willing.due_at(longest)
-        longest = MAX_LAST_TRY_PROBE_SECONDS if is_outage else MAX_PROBE_SECONDS
+        longest = MAX_LAST_ATTEMPT_PROBE_SECONDS if is_outage else MAX_PROBE_SECONDS
         return self.others.due_at(longest)
 
     @property

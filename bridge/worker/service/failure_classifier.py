@@ -2,8 +2,8 @@
 
 The decision needs evidence, not time. An ambiguous status (403, 404, 405, 410, 501, 505) is
 the message's own fault if the message receives one again, and another message was accepted with the
-same API key between the two attempts. Between means that the other request was sent after the first
-answer had arrived, and accepted before the second attempt was sent. A request that was in flight
+same API key between the two requests. Between means that the other request was sent after the first
+answer had arrived, and accepted before the second request was sent. A request that was in flight
 when a key was revoked proves nothing.
 
 A 401, 402, 429 or 503 with `Retry-After` concerns one message if that message, or its number,

@@ -12,7 +12,7 @@ from typing import Any, Final
 import httpx
 
 from bridge.deadline import Deadline
-from bridge.errors import AttemptError, AttemptFault
+from bridge.errors import PostError, PostFault
 from bridge.worker.service.lenient_reader import LenientReader
 from bridge.worker.service.transport import Header, Reply, connect_fault
 
@@ -70,7 +70,7 @@ class HttpxTransport:
                 return Reply(407)
             if answer.status is None:
                 fault = _fault_of(error)
-                raise AttemptError(
+                raise PostError(
                     fault if diversion.is_asked else _BEFORE_THE_POST.get(fault, fault)
                 ) from error
         finally:
@@ -114,14 +114,14 @@ class _Diversion:
 
 
 # Faults of a proxy tunnel that fails before the POST is started.
-_BEFORE_THE_POST: Final[dict[AttemptFault, AttemptFault]] = {
+_BEFORE_THE_POST: Final[dict[PostFault, PostFault]] = {
     "answer_timeout": "connect_timeout",
     "connection_lost": "proxy_failed",
     "not_http": "proxy_failed",
 }
 
 
-def _fault_of(error: httpx.HTTPError | OSError) -> AttemptFault:
+def _fault_of(error: httpx.HTTPError | OSError) -> PostFault:
     match error:
         case httpx.ConnectError() | httpx.UnsupportedProtocol():
             return connect_fault(error)

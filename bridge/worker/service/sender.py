@@ -20,7 +20,7 @@ from yarl import URL
 
 from bridge.config import SmsApiSettings
 from bridge.credentials import load_authorities
-from bridge.errors import AttemptError
+from bridge.errors import PostError
 from bridge.telemetry.logs import Log
 from bridge.worker.delivery import Delivery
 from bridge.worker.fates import Answer, Fate, Result, judge_failure
@@ -32,7 +32,7 @@ from bridge.worker.spans import WorkerSpans, end_post
 
 log = Log(__name__)
 
-QUICK_TRIES: Final = 3
+QUICK_POSTS: Final = 3
 QUICK_SECONDS: Final = 10.0
 _REMEDY_OF_PAGES: Final = (
     "check sms_api.base_url and sms_api.path; describe acceptances in sms_api.response.accepted"
@@ -52,7 +52,7 @@ class Sender:
     """Posts requests to the SMS API; `transport` must report whether a request was sent.
 
     While `is_held()`, an unsent request is not retried. `spans` is None if none are exported. No
-    quick retry starts later than `quick_seconds` after the first attempt.
+    quick retry starts later than `quick_seconds` after the first POST.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Sender:
     async def send(self, request: SendRequest, delivery: Delivery) -> Answer:
         """POST a delivery's request and return the answer; never raises for faults of the API.
 
-        A request that was never sent is retried in place, at most three attempts in ten seconds.
+        A request that was never sent is retried in place, at most three POSTs in ten seconds.
         Everything else is returned at once: the circuit breaker and the retry queues decide whether
         to repeat it.
         """
@@ -103,35 +103,35 @@ class Sender:
         # A new object for each call: a shared one can report success for a failed send (tenacity
         # issues 93 and 529).
         retrying = AsyncRetrying(
-            stop=stop_after_attempt(QUICK_TRIES)
+            stop=stop_after_attempt(QUICK_POSTS)
             | stop_before_delay(self._quick_seconds - (time.monotonic() - started)),
             wait=wait_random_exponential(multiplier=0.2, max=2),
             retry=retry_if_result(_never_left),
             retry_error_callback=_last_answer,
             sleep=sleep,
         )
-        tries = 0
+        posts = 0
 
-        async def attempt() -> Answer:
-            nonlocal answer, tries
-            tries += 1
-            if tries > 1 and not self._is_held():
+        async def post_again() -> Answer:
+            nonlocal answer, posts
+            posts += 1
+            if posts > 1 and not self._is_held():
                 answer = await self._post(
-                    request, delivery, time.monotonic(), tries_before=tries - 1
+                    request, delivery, time.monotonic(), posts_before=posts - 1
                 )
             return answer
 
-        return await retrying(attempt)
+        return await retrying(post_again)
 
     async def aclose(self) -> None:
         await self._transport.aclose()
 
     async def _post(
-        self, request: SendRequest, delivery: Delivery, started: float, *, tries_before: int = 0
+        self, request: SendRequest, delivery: Delivery, started: float, *, posts_before: int = 0
     ) -> Answer:
         span = None
         if self.spans is not None:
-            span = self.spans.begin_post(delivery, tries_before=tries_before)
+            span = self.spans.begin_post(delivery, posts_before=posts_before)
         headers = None if span is None else span.headers
         asked = self._shape.encode(request, delivery.envelope, headers)
         answer: Answer | None = None
@@ -143,7 +143,7 @@ class Sender:
                 answer = answer._replace(code=None, meaning=None)
             if answer.provider_id is not None and is_number(answer.provider_id, request):
                 answer = answer._replace(provider_id=None)
-        except AttemptError as error:
+        except PostError as error:
             answer = judge_failure(error.fault)
         finally:
             self._in_flight -= 1
@@ -182,7 +182,7 @@ def _never_left(answer: Answer) -> bool:
 
 def _last_answer(state: RetryCallState) -> Answer:
     outcome = state.outcome
-    assert outcome is not None  # noqa: S101  tenacity calls this after an attempt
+    assert outcome is not None  # noqa: S101  tenacity calls this after a POST
     answer: Answer = outcome.result()
     return answer
 

@@ -1,11 +1,11 @@
 """An HTTP/1.1 POST that knows whether the request was sent; connections are kept alive.
 
-An AttemptError with `connect_failed`, `connect_timeout`, `proxy_failed`, `pool_exhausted` or
+A PostError with `connect_failed`, `connect_timeout`, `proxy_failed`, `pool_exhausted` or
 `tls_failed` guarantees that no byte of the body was written. With every other fault the request may
-have arrived. If a status line was read, it is the outcome, whatever happens to the body after it.
+have arrived. If a status line was read, it is the answer, whatever happens to the body after it.
 
 There are no redirects, cookies, decompression or proxies from the environment. At most 64 KiB of an
-answer are kept, and one deadline covers the whole attempt. The parser is strict and fast; an answer
+answer are kept, and one deadline covers the whole POST. The parser is strict and fast; an answer
 that it refuses is parsed again by `LenientReader`, and its connection is not used again.
 
 Why not httpx: a cancelled request can block a slot of httpx's pool for ever (httpcore issue 1093),
@@ -29,7 +29,7 @@ from urllib.parse import quote, urlsplit
 import httptools
 from yarl import URL
 
-from bridge.errors import AttemptError, AttemptFault, causes_of
+from bridge.errors import PostError, PostFault, causes_of
 from bridge.happy_eyeballs import create_connection
 from bridge.worker.service.lenient_reader import MAX_ANSWER_BYTES, LenientReader
 
@@ -172,10 +172,10 @@ class ApiConnection(asyncio.Protocol):
     async def exchange(self, request: bytes, deadline: float) -> Reply:
         """Write the request and wait for the answer until the deadline (monotonic clock).
 
-        Raises AttemptError: `connect_failed` if nothing was written.
+        Raises PostError: `connect_failed` if nothing was written.
         """
         if self._transport is None or self._transport.is_closing():
-            raise AttemptError("connect_failed")
+            raise PostError("connect_failed")
         self._busy = True
         self._reset()
         if self._unended:
@@ -195,7 +195,7 @@ class ApiConnection(asyncio.Protocol):
     def expire(self) -> None:
         """End the request with a time-out."""
         self._reusable = False
-        self._finish(AttemptError("answer_timeout"))
+        self._finish(PostError("answer_timeout"))
 
     def _knows_status(self) -> bool:
         """Whether a status line was read, even if the header after it is incomplete."""
@@ -250,7 +250,7 @@ class ApiConnection(asyncio.Protocol):
                 return
         # Never both parsers: after a 101, the strict one would restart in the middle of the answer.
         if not self._complete and self._read_leniently(data):
-            self._finish(AttemptError("not_http"))
+            self._finish(PostError("not_http"))
 
     def _keep(self, data: bytes) -> None:
         self._unended.append(data)
@@ -258,7 +258,7 @@ class ApiConnection(asyncio.Protocol):
         is_long = self._unended_bytes > MAX_ANSWER_BYTES and self._status is None
         if is_long or self._unended_bytes > _MAX_UNENDED_BYTES:
             self._reusable = False
-            self._finish(AttemptError("not_http"))
+            self._finish(PostError("not_http"))
 
     def eof_received(self) -> bool:
         """Let asyncio close our side too."""
@@ -266,9 +266,9 @@ class ApiConnection(asyncio.Protocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End a request that has no answer; if a status was read, it stays the outcome."""
+        """End a request that has no answer; if a status was read, it stays the answer."""
         self._reusable = False
-        error = AttemptError("connection_lost")
+        error = PostError("connection_lost")
         error.__cause__ = exc
         self._finish(error)
         # Breaks a reference cycle, which would stay in memory until the next garbage collection.
@@ -288,7 +288,7 @@ class ApiConnection(asyncio.Protocol):
             self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        """Keep the status; it is the outcome from here on."""
+        """Keep the status; it is the answer from here on."""
         if self._parser is None or self._complete:
             return
         status = self._parser.get_status_code()
@@ -312,7 +312,7 @@ class ApiConnection(asyncio.Protocol):
             self._finish(None)
 
 
-def connect_fault(error: BaseException) -> AttemptFault:
+def connect_fault(error: BaseException) -> PostFault:
     """Classify a failure to connect: the TLS handshake, or anything before it."""
     is_tls = any(isinstance(cause, ssl.SSLError) for cause in causes_of(error))
     return "tls_failed" if is_tls else "connect_failed"
@@ -327,7 +327,7 @@ class ApiTransport(Protocol):
         """POST a body, with these headers in addition to `Host` and `Content-Length`.
 
         `common` headers precede the others; they stay the same for a while and are encoded once.
-        Raises AttemptError, and nothing else, if there is no answer.
+        Raises PostError, and nothing else, if there is no answer.
         """
 
     async def aclose(self) -> None:
@@ -368,7 +368,7 @@ class Transport:
         own = _write_headers(headers)
         request = b"%s%sContent-Length: %d\r\n\r\n%s" % (target.head, own, len(body), body)
         if self._in_use >= self._max_connections:
-            raise AttemptError("pool_exhausted")
+            raise PostError("pool_exhausted")
         self._in_use += 1
         connection = None
         try:
@@ -377,7 +377,7 @@ class Transport:
             connection = self._idle_connection(now) or await self._connect(target, deadline)
             return await connection.exchange(request, deadline)
         except OSError as error:
-            raise AttemptError("connection_lost") from error
+            raise PostError("connection_lost") from error
         finally:
             self._in_use -= 1
             if connection is not None:
@@ -400,7 +400,7 @@ class Transport:
 
     async def _connect(self, target: "_Target", deadline: float) -> ApiConnection:
         if target.is_secure and self._tls is None:
-            raise AttemptError("tls_failed")
+            raise PostError("tls_failed")
         limit = min(self._connect_timeout_seconds, deadline - time.monotonic())
         try:
             async with asyncio.timeout(limit):
@@ -411,10 +411,10 @@ class Transport:
                     tls=self._tls if target.is_secure else None,
                 )
         except TimeoutError as error:
-            raise AttemptError("connect_timeout") from error
+            raise PostError("connect_timeout") from error
         except (OSError, UnicodeError) as error:
             # An invalid host name raises UnicodeError.
-            raise AttemptError(connect_fault(error)) from error
+            raise PostError(connect_fault(error)) from error
         return connection
 
     def _keep(self, connection: ApiConnection) -> None:

@@ -53,7 +53,7 @@ class Brokers:
 
 @pytest.fixture(autouse=True)
 def _short_delay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connecting, "ATTEMPT_DELAY_SECONDS", 0.05)
+    monkeypatch.setattr(connecting, "NEXT_LOGIN_SECONDS", 0.05)
 
 
 async def test_the_first_that_answers_is_alone_tried() -> None:

@@ -9,7 +9,7 @@ from bridge.config import EndpointSettings
 from bridge.errors import ConfigError, InvalidSignatureError, SignatureFault
 from bridge.http.messages import Request
 from bridge.webhook.endpoint import QUIET_SECONDS, Endpoint
-from bridge.webhook.signatures.schemes import PRESETS
+from bridge.webhook.signatures.schemes import SCHEMES
 from bridge.webhook.signatures.verify import Verified, sign, verify
 from tests.clock import Clock
 from tests.ears import Ears
@@ -38,7 +38,7 @@ def check(endpoint: Endpoint, request: Request) -> Verified:
     )
 
 
-@pytest.mark.parametrize("preset", sorted(PRESETS.keys() & {"plain", "stripe", "twilio"}))
+@pytest.mark.parametrize("preset", sorted(SCHEMES.keys() & {"plain", "stripe", "twilio"}))
 def test_each_secret_is_known_by_its_place(preset: str) -> None:
     """The first secret is the current one, any other a previous one, a third nobody's."""
     endpoint = make_endpoint(

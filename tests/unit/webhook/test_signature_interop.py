@@ -20,18 +20,18 @@ from standardwebhooks import Webhook, WebhookVerificationError
 from twilio.request_validator import HMAC_SHA1, HMAC_SHA256, RequestValidator
 
 from bridge.errors import InvalidSignatureError
-from bridge.webhook.signatures.schemes import PRESETS, Scheme, at_address, decode_secret
+from bridge.webhook.signatures.schemes import SCHEMES, Scheme, at_address, decode_secret
 from bridge.webhook.signatures.verify import Verified, sign, verify
 
 SECRET = "whsec_dGVzdF9zZWNyZXRfa2V5X29mXzI0IQ=="
 URL = "https://bridge.example/webhooks"
 BODY = '{"type": "message.received", "data": {"text": "héllo ✓"}}'
-STANDARD = PRESETS["standard-webhooks"]
-STRIPE = PRESETS["stripe"]
-SLACK = PRESETS["slack"]
-GITHUB = PRESETS["github"]
-SHOPIFY = PRESETS["shopify"]
-TWILIO = at_address(PRESETS["twilio"], URL)
+STANDARD = SCHEMES["standard-webhooks"]
+STRIPE = SCHEMES["stripe"]
+SLACK = SCHEMES["slack"]
+GITHUB = SCHEMES["github"]
+SHOPIFY = SCHEMES["shopify"]
+TWILIO = at_address(SCHEMES["twilio"], URL)
 
 # The libraries sign text.
 texts = st.text(st.characters(exclude_categories=["Cs"]))
@@ -319,7 +319,7 @@ def test_what_twilios_validator_takes_we_take(
         url = f"{address}?{query}" if query else address
         signature = VALIDATOR.compute_signature(url, form)
         full = f"{ours}?{query}" if query else ours
-        scheme = at_address(PRESETS["twilio"], ours)
+        scheme = at_address(SCHEMES["twilio"], ours)
 
         is_genuine = VALIDATOR.validate(full, form, signature)
         outcome = outcome_of(scheme, signature, form, query)
@@ -331,7 +331,7 @@ def test_what_twilios_validator_takes_we_take(
 @pytest.mark.parametrize(("ours", "called"), PORTS)
 def test_twilio_signs_with_or_without_the_port(ours: str, called: str) -> None:
     """Either address is taken, as Twilio's library takes it; another port is taken by neither."""
-    scheme = at_address(PRESETS["twilio"], ours)
+    scheme = at_address(SCHEMES["twilio"], ours)
     other = "https://bridge.example:444/webhooks"
     for url, expected in ((ours, "valid"), (called, "valid"), (other, "mismatch")):
         signature = VALIDATOR.compute_signature(url, FORM)

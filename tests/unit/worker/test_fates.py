@@ -4,7 +4,7 @@ from typing import get_args
 
 import pytest
 
-from bridge.errors import AttemptFault
+from bridge.errors import PostFault
 from bridge.worker.fates import Answer, Fate, PauseReason, Result, judge_failure, judge_status
 
 # --- Statuses: the table of the documents, written out a second time ----------------------------
@@ -130,7 +130,7 @@ def test_503_with_retry_after_counts_as_an_outage() -> None:
 # --- Failures ------------------------------------------------------------------------------------
 
 # What became of the request, the result that is counted, and the pause.
-FAILURES: dict[AttemptFault, tuple[Fate, Result, PauseReason | None]] = {
+FAILURES: dict[PostFault, tuple[Fate, Result, PauseReason | None]] = {
     "connect_failed": (Fate.NOT_SENT, "connection_error", None),
     "connect_timeout": (Fate.NOT_SENT, "timeout", None),
     "proxy_failed": (Fate.NOT_SENT, "connection_error", None),
@@ -144,11 +144,11 @@ FAILURES: dict[AttemptFault, tuple[Fate, Result, PauseReason | None]] = {
 
 def test_no_failure_is_missing() -> None:
     """The table above has every way in which an attempt ends without an answer."""
-    assert set(FAILURES) == set(get_args(AttemptFault))
+    assert set(FAILURES) == set(get_args(PostFault))
 
 
 @pytest.mark.parametrize(("fault", "meaning"), FAILURES.items(), ids=FAILURES)
-def test_failure(fault: AttemptFault, meaning: tuple[Fate, Result, PauseReason | None]) -> None:
+def test_failure(fault: PostFault, meaning: tuple[Fate, Result, PauseReason | None]) -> None:
     """Only what fails before the body is written was not sent; all else may have been.
 
     Time-outs, cut links and no connection count towards an outage; distrust does not.

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.errors import AttemptFault
+from bridge.errors import PostFault
 from bridge.worker.fates import Answer, Fate, Result, RetryReason, judge_failure, judge_status
 from bridge.worker.outcomes import Dead, Outcome, Policy, Retried, Sent, decide, put_off_for
 
@@ -20,7 +20,7 @@ def judged(status: int, *, retry_after: float | None = None) -> Answer:
 ALL_ANSWERS: list[Answer] = [
     *(judged(status) for status in range(100, 600)),
     judged(503, retry_after=5),
-    *(judge_failure(fault) for fault in get_args(AttemptFault)),
+    *(judge_failure(fault) for fault in get_args(PostFault)),
 ]
 
 
@@ -260,7 +260,7 @@ def test_put_off_again_and_again(times: int, delay: float) -> None:
 )
 def test_last_try(attempts: int, uncertain: int, *, is_last: bool) -> None:
     """A try is the last one when its failure, in doubt or not, would use up a cap."""
-    assert POLICY.is_last_try(attempts=attempts, uncertain_attempts=uncertain) is is_last
+    assert POLICY.is_last_attempt(attempts=attempts, uncertain_attempts=uncertain) is is_last
 
 
 @pytest.mark.parametrize(

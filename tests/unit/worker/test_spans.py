@@ -70,7 +70,7 @@ def test_a_post_names_host_and_port_alone() -> None:
     """The path may hold an account, and is no attribute; neither is a login."""
     tracer = KeepingTracer()
     post = spans(tracer, path="/accounts/{account}/messages", account="AC123").begin_post(
-        make_delivery(), tries_before=0
+        make_delivery(), posts_before=0
     )
 
     assert isinstance(post, Told)

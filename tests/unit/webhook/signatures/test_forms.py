@@ -26,7 +26,7 @@ from bridge.webhook.signatures.forms import (
     signed_row,
 )
 from bridge.webhook.signatures.header import only
-from bridge.webhook.signatures.schemes import PRESETS
+from bridge.webhook.signatures.schemes import SCHEMES
 from bridge.webhook.signatures.verify import verify
 
 FORM = "application/x-www-form-urlencoded"
@@ -414,7 +414,7 @@ def _cut(row: str, names: list[str], find: Callable[[str, str, int], int]) -> di
 def test_a_long_row_is_searched_only_for_who_has_signed_it() -> None:
     """To search takes a hundred times as long as to check the signature, which comes first."""
     form = INCOMING | {"Body": "From+12025550103", "New": ""}
-    body, scheme = urlencode(form).encode(), replace(PRESETS["twilio"], url="https://a.example/")
+    body, scheme = urlencode(form).encode(), replace(SCHEMES["twilio"], url="https://a.example/")
     row = f"{scheme.url}" + signed_row(list(form.items()))
 
     def fault(key: bytes) -> str:
@@ -430,7 +430,7 @@ def test_a_long_row_is_searched_only_for_who_has_signed_it() -> None:
 
 def test_a_row_moved_into_the_query_is_refused() -> None:
     """An empty form behind an address that ends with a whole row has its signature, and is none."""
-    scheme = replace(PRESETS["twilio"], url="https://example.com/webhooks")
+    scheme = replace(SCHEMES["twilio"], url="https://example.com/webhooks")
     query = b"a=1" + row_of({**INCOMING, "Body": "", "FromCity": ""}).replace(" ", "").encode()
     signed = hmac.digest(b"key", b"https://example.com/webhooks?" + query, "sha1")
     headers = [

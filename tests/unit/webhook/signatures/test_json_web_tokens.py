@@ -12,15 +12,15 @@ import pytest
 
 from bridge.errors import InvalidSignatureError
 from bridge.webhook.signatures.json_web_tokens import MAX_TIME, MAX_TOKEN_BYTES, is_usable
-from bridge.webhook.signatures.schemes import PRESETS, Scheme
+from bridge.webhook.signatures.schemes import SCHEMES, Scheme
 from bridge.webhook.signatures.verify import Verified, sign, verify
 
 KEY = b"a shared secret that is long enough for every algorithm, as it has 64 bytes"
 NOW = 1700000000
 BODY = b'{"type": "message.received"}'
 URL = "https://bridge.example/webhooks"
-VONAGE = PRESETS["vonage"]
-MESSAGEBIRD = replace(PRESETS["messagebird"], url=URL)
+VONAGE = SCHEMES["vonage"]
+MESSAGEBIRD = replace(SCHEMES["messagebird"], url=URL)
 HASH = hashlib.sha256(BODY).hexdigest()
 VONAGE_CLAIMS = {"iat": NOW, "payload_hash": HASH}
 MESSAGEBIRD_CLAIMS = {

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from bridge.config import SignatureSettings
-from bridge.config.webhook import SignaturePreset
+from bridge.config.webhook import SchemeName
 from bridge.errors import ConfigError
-from bridge.webhook.signatures.schemes import PRESETS, at_address, decode_secret, scheme_from
+from bridge.webhook.signatures.schemes import SCHEMES, at_address, decode_secret, scheme_from
 
 KEY = b"test_secret_key"
 URL = "https://mycompany.com/myapp.php"
-PLAIN = PRESETS["plain"]
-SLACK = PRESETS["slack"]
+PLAIN = SCHEMES["plain"]
+SLACK = SCHEMES["slack"]
 
 # --- Settings ------------------------------------------------------------------------------------
 
@@ -23,10 +23,10 @@ def signature_settings(**knobs: Any) -> SignatureSettings:
     return SignatureSettings.model_validate(knobs)
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_is_without_contradiction(name: SignaturePreset) -> None:
+@pytest.mark.parametrize("name", SCHEMES)
+def test_every_preset_is_without_contradiction(name: SchemeName) -> None:
     """A preset alone is a whole scheme; only `twilio` needs the public URL too."""
-    assert scheme_from(signature_settings(preset=name), URL) == at_address(PRESETS[name], URL)
+    assert scheme_from(signature_settings(preset=name), URL) == at_address(SCHEMES[name], URL)
 
 
 def test_a_knob_goes_over_the_preset() -> None:
@@ -210,7 +210,7 @@ def test_a_bad_secret_stops_the_start(encoding: Any, secret: str) -> None:
 
 def test_a_public_key_has_its_length() -> None:
     """What is no Ed25519 public key stops the start, without the key in the error."""
-    scheme = PRESETS["telnyx"]
+    scheme = SCHEMES["telnyx"]
 
     assert decode_secret(scheme, "QUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUE=") == b"A" * 32
     with pytest.raises(ConfigError, match=r"^webhook\.secrets: is no Ed25519 public key"):
@@ -221,7 +221,7 @@ def test_a_public_key_has_its_length() -> None:
 def test_a_versioned_secret_is_told(name: Any) -> None:
     """Some consoles show `v1,whsec_...`, of which the version is no part of the secret."""
     with pytest.raises(ConfigError) as caught:
-        decode_secret(at_address(PRESETS[name], URL), "v1,whsec_Y2FuYXJ5LTRiMTc=", setting="s")
+        decode_secret(at_address(SCHEMES[name], URL), "v1,whsec_Y2FuYXJ5LTRiMTc=", setting="s")
 
     assert str(caught.value).startswith("s: begins with v1,whsec_; leave out the v1, in front")
     assert "Y2FuYXJ5" not in str(caught.value)

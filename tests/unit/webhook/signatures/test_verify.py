@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.errors import InvalidSignatureError
+from bridge.webhook.signatures import schemes
 from bridge.webhook.signatures.header import MAX_CANDIDATES
-from bridge.webhook.signatures.schemes import PRESETS, Scheme, decode_secret
+from bridge.webhook.signatures.schemes import Scheme, decode_secret
 from bridge.webhook.signatures.verify import Signed, Verified, sign, verify
 
 KEY = b"test_secret_key"
@@ -32,7 +33,7 @@ TWILIO_SHA256 = b"0a1ff7634d9ab3b95db5c9a2dfe9416e41502b283a80c7cf19632632f96e66
 # Those with a secret for both sides, and a body of JSON.
 SCHEMES = {
     name: replace(scheme, url=URL)
-    for name, scheme in PRESETS.items()
+    for name, scheme in schemes.SCHEMES.items()
     if name not in {"telnyx", "plivo"}
 }
 PLAIN = SCHEMES["plain"]
@@ -41,7 +42,7 @@ SLACK = SCHEMES["slack"]
 STANDARD = SCHEMES["standard-webhooks"]
 TWILIO = SCHEMES["twilio"]
 
-each_preset = pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES.keys())
+each_scheme = pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES.keys())
 
 
 def raw(*headers: tuple[str, str]) -> list[tuple[bytes, bytes]]:
@@ -232,7 +233,7 @@ def send(scheme: Scheme, key: bytes = KEY, body: bytes = BODY) -> Signed:
     return sign(scheme, key, body, now=NOW, event_id="msg_1")
 
 
-@each_preset
+@each_scheme
 def test_what_sign_makes_verifies(scheme: Scheme) -> None:
     """A request signed for a preset is accepted, with the id and time that the scheme carries."""
     signed = send(scheme)
@@ -297,7 +298,7 @@ def test_sign_refuses_an_id_that_verify_would_refuse() -> None:
 # --- The signature header ------------------------------------------------------------------------
 
 
-@each_preset
+@each_scheme
 def test_no_signature_is_missing(scheme: Scheme) -> None:
     """Without the signature's header a request is refused as `missing`."""
     signed = send(scheme)
@@ -306,7 +307,7 @@ def test_no_signature_is_missing(scheme: Scheme) -> None:
     assert fault(scheme, *others, query=signed.query) == "missing"
 
 
-@each_preset
+@each_scheme
 def test_signature_twice_is_malformed(scheme: Scheme) -> None:
     """The signature's header twice is refused, even when both are right."""
     signed = send(scheme)

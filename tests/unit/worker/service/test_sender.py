@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from bridge.config import SmsApiSettings, WorkerSettings
 from bridge.credentials import Credential
-from bridge.errors import AttemptError, AttemptFault
+from bridge.errors import PostError, PostFault
 from bridge.worker.fates import Answer, Fate
 from bridge.worker.metrics import WorkerMetrics
 from bridge.worker.request import parse_request
@@ -120,18 +120,18 @@ async def turns(count: int = 20) -> None:
         await asyncio.sleep(0)
 
 
-NEVER_LEFT: tuple[AttemptFault, ...] = (
+NEVER_LEFT: tuple[PostFault, ...] = (
     "connect_failed",
     "connect_timeout",
     "pool_exhausted",
     "proxy_failed",
 )
-MAY_HAVE_ARRIVED: tuple[AttemptFault, ...] = ("answer_timeout", "connection_lost", "not_http")
+MAY_HAVE_ARRIVED: tuple[PostFault, ...] = ("answer_timeout", "connection_lost", "not_http")
 
 
-def failed(fault: AttemptFault = "connect_failed") -> AttemptError:
+def failed(fault: PostFault = "connect_failed") -> PostError:
     """Make the end of an attempt without an answer."""
-    return AttemptError(fault)
+    return PostError(fault)
 
 
 # --- The form of a request ------------------------------------------------------------------------
@@ -209,7 +209,7 @@ async def test_code_that_is_listed_is_one_whatever_the_message_says() -> None:
 
 
 @pytest.mark.parametrize("fault", NEVER_LEFT)
-async def test_request_that_never_left_is_tried_three_times(fault: AttemptFault) -> None:
+async def test_request_that_never_left_is_tried_three_times(fault: PostFault) -> None:
     """A request that never left is tried three times in place, and no more."""
     bridge = rig(*[failed(fault)] * 5)
     result = await bridge.send()
@@ -305,7 +305,7 @@ async def test_waits_between_quick_tries_are_measured() -> None:
 
 
 @pytest.mark.parametrize("fault", MAY_HAVE_ARRIVED)
-async def test_request_that_may_have_arrived_is_not_repeated(fault: AttemptFault) -> None:
+async def test_request_that_may_have_arrived_is_not_repeated(fault: PostFault) -> None:
     """A request that may have arrived is posted once, and is uncertain."""
     bridge = rig(failed(fault), answer(202))
     result = await bridge.send()
@@ -575,7 +575,7 @@ async def test_failure_is_no_answer() -> None:
     assert codes == []
 
 
-def caused_by(cause: Exception, fault: AttemptFault) -> AttemptError:
+def caused_by(cause: Exception, fault: PostFault) -> PostError:
     """Make the end of an attempt as a transport raises it from an exception of a library."""
     error = failed(fault)
     error.__cause__ = cause

@@ -25,7 +25,7 @@ import httpx
 import pytest
 
 from bridge.config import SmsApiSettings
-from bridge.errors import AttemptError, AttemptFault, ConfigError
+from bridge.errors import ConfigError, PostError, PostFault
 from bridge.worker.fates import Fate, judge_failure, judge_status
 from bridge.worker.service.httpx_transport import HttpxTransport
 from bridge.worker.service.lenient_reader import MAX_ANSWER_BYTES
@@ -392,7 +392,7 @@ async def fate_of(transport: ApiTransport, url: str, body: bytes = BODY) -> int 
     """Post once and return the status, or what the failure means."""
     try:
         return (await post(transport, url, body)).status
-    except AttemptError as error:
+    except PostError as error:
         return judge_failure(error.fault).fate
 
 
@@ -462,7 +462,7 @@ async def test_nothing_is_posted_in_the_clear_that_was_to_be_encrypted() -> None
     async with serving(accept_all) as site:
         settings = SmsApiSettings(base_url=site.origin)
         async with aclosing(open_transport(settings, max_connections=1)) as transport:
-            with pytest.raises(AttemptError, match="tls_failed"):
+            with pytest.raises(PostError, match="tls_failed"):
                 await post(transport, site.secure_url)
 
         assert site.peers == []
@@ -488,7 +488,7 @@ async def test_refused_connection_is_not_sent(way: Way, closed_port: int) -> Non
     """A refused connection fails before the request leaves."""
     transport, url = way(Site(closed_port, []))
     async with aclosing(transport):
-        with pytest.raises(AttemptError, match="connect_failed"):
+        with pytest.raises(PostError, match="connect_failed"):
             await post(transport, url)
 
 
@@ -497,7 +497,7 @@ async def test_connection_that_is_not_accepted_is_not_sent(way: Way, full_port: 
     """A connection that does not come about in time is told as that."""
     transport, url = way(Site(full_port.port, []), connect_timeout_seconds=SHORT_SECONDS)
     async with aclosing(transport):
-        with pytest.raises(AttemptError, match="connect_timeout"):
+        with pytest.raises(PostError, match="connect_timeout"):
             await post(transport, url)
 
 
@@ -555,7 +555,7 @@ async def test_name_whose_addresses_are_all_silent_is_not_sent(
         transport, url = way(site, host=NAME, connect_timeout_seconds=SHORT_SECONDS)
         sockets = open_sockets()
         async with aclosing(transport):
-            with pytest.raises(AttemptError, match="connect_timeout"):
+            with pytest.raises(PostError, match="connect_timeout"):
                 await post(transport, url)
         await until(lambda: open_sockets() <= sockets)
 
@@ -929,7 +929,7 @@ async def test_deadline_holds_over_the_whole_attempt(way: Way, script: Script) -
     async with serving(script) as site:
         transport, url = way(site, timeout_seconds=SHORT_SECONDS)
         async with aclosing(transport):
-            with pytest.raises(AttemptError) as caught:
+            with pytest.raises(PostError) as caught:
                 await post(transport, url, BODY + b" " * 8 * MIB)
 
     assert judge_failure(caught.value.fault).fate is Fate.UNCERTAIN
@@ -988,7 +988,7 @@ async def test_deadline_holds_in_the_handshake(
         timeout_seconds=timeout_seconds, connect_timeout_seconds=connect_timeout_seconds
     )
     async with serving(never_read) as site, aclosing(transport):
-        with pytest.raises(AttemptError, match="connect_timeout"):
+        with pytest.raises(PostError, match="connect_timeout"):
             await post(transport, site.secure_url)
 
 
@@ -1006,7 +1006,7 @@ async def test_late_answer_is_not_the_next_one() -> None:
         serving(late) as site,
         aclosing(new_transport(timeout_seconds=SHORT_SECONDS)) as transport,
     ):
-        with pytest.raises(AttemptError, match="answer_timeout"):
+        with pytest.raises(PostError, match="answer_timeout"):
             await post(transport, site.url)
         first.set()
 
@@ -1292,7 +1292,7 @@ async def test_request_over_the_limit_is_not_sent() -> None:
     ):
         busy = [asyncio.create_task(post(transport, site.url)) for _ in range(2)]
         await until(lambda: len(site.bodies) == 2)
-        with pytest.raises(AttemptError, match="pool_exhausted"):
+        with pytest.raises(PostError, match="pool_exhausted"):
             await post(transport, site.url, b'{"n":3}')
         for task in busy:
             task.cancel()
@@ -1609,7 +1609,7 @@ async def test_untrusted_server_pauses_the_worker(
     """A certificate that does not convince is a fault of the set-up, and is sent nothing."""
     setup = secure(kind, certificates, server=server, trusted=trusted, script=accept_all)
     async with setup as (transport, site):
-        with pytest.raises(AttemptError, match="tls_failed"):
+        with pytest.raises(PostError, match="tls_failed"):
             await post(transport, site.secure_url)
 
         assert site.bodies == []
@@ -1623,7 +1623,7 @@ async def test_server_without_tls_pauses_the_worker() -> None:
         peer.say(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
 
     async with serving(plain) as site, aclosing(new_transport()) as transport:
-        with pytest.raises(AttemptError, match="tls_failed"):
+        with pytest.raises(PostError, match="tls_failed"):
             await post(transport, site.secure_url)
 
 
@@ -1631,7 +1631,7 @@ async def test_server_without_tls_pauses_the_worker() -> None:
 async def test_goodbye_in_the_handshake_is_not_sent(script: Script) -> None:
     """A server that hangs up in the handshake has received no byte of the request."""
     async with serving(script) as site, aclosing(new_transport()) as transport:
-        with pytest.raises(AttemptError, match="connect_failed"):
+        with pytest.raises(PostError, match="connect_failed"):
             await post(transport, site.secure_url)
 
 
@@ -1666,7 +1666,7 @@ def test_missing_authority_stops_the_start(tmp_path: Path) -> None:
 
 # --- httpx's exceptions ---------------------------------------------------------------------------
 
-BEFORE_THE_BODY: dict[type[Exception], AttemptFault] = {
+BEFORE_THE_BODY: dict[type[Exception], PostFault] = {
     httpx.ConnectError: "connect_failed",
     httpx.ConnectTimeout: "connect_timeout",
     httpx.PoolTimeout: "pool_exhausted",
@@ -1700,7 +1700,7 @@ def test_no_exception_of_httpx_is_missing() -> None:
     }
 
 
-async def failing(error: Exception, monkeypatch: pytest.MonkeyPatch) -> AttemptError:
+async def failing(error: Exception, monkeypatch: pytest.MonkeyPatch) -> PostError:
     """Post over httpx, which raises this while it posts, and return what comes of it."""
 
     async def fail(_: object, request: httpx.Request) -> httpx.Response:
@@ -1709,12 +1709,12 @@ async def failing(error: Exception, monkeypatch: pytest.MonkeyPatch) -> AttemptE
         raise error
 
     monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", fail)
-    with pytest.raises(AttemptError) as caught:
+    with pytest.raises(PostError) as caught:
         await post(httpx_transport(), "http://api.test/v1/messages")
     return caught.value
 
 
-def after_the_body(kind: type[Exception]) -> AttemptFault:
+def after_the_body(kind: type[Exception]) -> PostFault:
     """Say what a failure is that promises nothing about the request."""
     if issubclass(kind, httpx.TimeoutException | TimeoutError):
         return "answer_timeout"
