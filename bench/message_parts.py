@@ -286,7 +286,7 @@ class Bench:
         identification, settler = self.worker._identification, self.worker._settler
         self.end(None)
         for delivery in deliveries:
-            verdict = await identification.identify(delivery)
+            verdict = await identification.claim(delivery)
             accepted = Accepted(1, sent.status, sent.provider_id, 0.0)
             identification.settle(cast("New", verdict).in_flight, accepted, acked=True)
         self.end("identify and settle")

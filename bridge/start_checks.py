@@ -1,18 +1,14 @@
 """Checks before a role starts: its settings, secrets and files."""
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING
 
-from bridge.amqp.connecting import tls_context
-from bridge.config import Role, Settings, WebhookSettings
+from bridge.amqp.connecting import login_files, tls_context
+from bridge.config import Role, Settings
 from bridge.config.webhook import DEFAULT_ENDPOINT
-from bridge.credentials import Credential, load_authorities
+from bridge.credentials import load_authorities
 from bridge.errors import ConfigError
 from bridge.telemetry.trace_context import is_exporter_installed
 from bridge.worker.service.shape import shape_from
-
-if TYPE_CHECKING:
-    from bridge.webhook.endpoint import Endpoint
 
 
 def check_start(settings: Settings, roles: Collection[Role]) -> None:
@@ -20,11 +16,15 @@ def check_start(settings: Settings, roles: Collection[Role]) -> None:
 
     Raises ConfigError with one line for each fault.
     """
-    steps: list[Callable[[Settings], object]] = [broker_login, _check_broker_tls, _check_tracing]
+    steps: list[Callable[[Settings], object]] = [
+        lambda one: login_files(one.rabbitmq),
+        _check_broker_tls,
+        _check_tracing,
+    ]
     if "worker" in roles:
         steps += [lambda one: shape_from(one.sms_api, one.callback_url), _check_api_tls]
     if "webhook" in roles:
-        steps += [lambda settings: webhook_endpoints(settings.webhook), _check_ports]
+        steps += [_check_endpoints, _check_ports]
     faults: list[str] = []
     for step in steps:
         try:
@@ -63,36 +63,10 @@ def _why_missing(role: Role) -> str:
     return lacks_secrets(DEFAULT_ENDPOINT)
 
 
-def broker_login(settings: Settings) -> list[Credential]:
-    """Read the files with the broker's user and password, and return them for watching.
+def _check_endpoints(settings: Settings) -> None:
+    from bridge.webhook.endpoint import endpoints_from
 
-    Each connection reads them again by itself. They are watched so that an unreadable file is
-    reported before a connection needs it.
-    """
-    files = {
-        "rabbitmq.username_file": settings.rabbitmq.username_file,
-        "rabbitmq.password_file": settings.rabbitmq.password_file,
-    }
-    return [Credential(key, file=file) for key, file in files.items() if file is not None]
-
-
-def webhook_endpoints(settings: WebhookSettings) -> "list[Endpoint]":
-    """Create the endpoints of the webhook receiver and read their secrets.
-
-    Raises ConfigError with the faults of all endpoints.
-    """
-    from bridge.webhook.endpoint import Endpoint
-
-    endpoints: list[Endpoint] = []
-    faults: list[str] = []
-    for key, endpoint in settings.endpoints_by_key.items():
-        try:
-            endpoints.append(Endpoint(endpoint, key=key))
-        except ConfigError as error:
-            faults += error.faults
-    if faults:
-        raise ConfigError(*faults)
-    return endpoints
+    endpoints_from(settings.webhook)
 
 
 def _check_broker_tls(settings: Settings) -> None:

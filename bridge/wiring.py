@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from bridge import __version__
+from bridge.amqp.connecting import login_files
 from bridge.amqp.link import Link
 from bridge.amqp.publisher import Publisher
 from bridge.config import Role, Settings
@@ -22,7 +23,6 @@ from bridge.http.admin_port import LIMITS as ADMIN_LIMITS
 from bridge.http.admin_port import Health, admin_handler
 from bridge.http.listener import Listener
 from bridge.http.listener_state import Hooks, fit_open_files
-from bridge.start_checks import broker_login, webhook_endpoints
 from bridge.telemetry.log_setup import LineWriter, configure_logging
 from bridge.telemetry.logs import Level, Log
 from bridge.telemetry.metrics import BridgeMetrics, Registry, new_registry
@@ -83,7 +83,7 @@ class Wiring:
         self._links: list[Link] = []
         self._publishers: list[Publisher] = []
         self._secrets = Secrets(self.metrics)
-        for login in broker_login(settings):
+        for login in login_files(settings.rabbitmq):
             self._secrets.watch("rabbitmq", login, lambda: None)
         self._tracer = self._make_tracer(roles)
         self.worker = self._make_worker() if "worker" in roles else None
@@ -205,10 +205,11 @@ class Wiring:
         return listener
 
     def _make_receiver(self, metrics: "WebhookMetrics") -> "Receiver":
+        from bridge.webhook.endpoint import endpoints_from
         from bridge.webhook.receiver import Receiver
 
         settings = self._settings.webhook
-        endpoints = webhook_endpoints(settings)
+        endpoints = endpoints_from(settings)
         outcomes = self._settings.receipt_exchange
         for endpoint in endpoints:
             for secret in endpoint.secrets:

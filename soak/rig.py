@@ -21,7 +21,7 @@ from typing import Any, Final
 import httpx
 from aio_pika.abc import AbstractIncomingMessage
 
-from bridge.admin.doctor import examine
+from bridge.admin.checks.run import examine
 from bridge.sandbox.broker import Broker, private_broker
 from bridge.sandbox.processes import Child, Guard, accepts, free_ports, guarded
 from bridge.topology.declarations import dead_queue, retry_queue

@@ -42,7 +42,7 @@ _CONTEXT.set_forkserver_preload(
         "bridge.cli.sandbox",
         "bridge.webhook.endpoint",
         "bridge.admin.dead_letters",
-        "bridge.admin.doctor",
+        "bridge.admin.checks.run",
         "bridge.admin.drain",
         "bridge.admin.status",
         "bridge.sandbox.server",

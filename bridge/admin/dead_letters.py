@@ -346,12 +346,12 @@ class _Removal(_LetterAction):
             letter = DeadLetter(message)
             if self.tally.taken.total() == self.limit:
                 break
-            if self.selection.selects(letter, now=time.time()) and self._takes(letter):
+            if self.selection.selects(letter, now=time.time()) and self._take(letter):
                 self.tally.taken[letter.reason or "-"] += 1
                 chosen.append(letter)
         return chosen if self.apply else []
 
-    def _takes(self, _: DeadLetter) -> bool:
+    def _take(self, _: DeadLetter) -> bool:
         return True
 
 
@@ -391,7 +391,7 @@ class Replay(_Removal):
             return at_most
         return min(at_most, max(1, int(self.per_second * MAX_WAIT_SECONDS)))
 
-    def _takes(self, letter: DeadLetter) -> bool:
+    def _take(self, letter: DeadLetter) -> bool:
         if letter.expires_at is not None and letter.expires_at <= time.time():
             self.tally.expired += 1
         elif letter.may_have_been_sent and not self.include_uncertain:

@@ -199,7 +199,7 @@ class MessageMover:
         channel = await open_channel(self.connection)
         with suppress(ChannelPreconditionFailed):
             await _consume(channel, queue, _take_nothing, {"x-priority": "none"})
-        await self.copies.check(target)
+        await self.copies.probe(target)
 
     async def run(self, action: Action, queue: str, *, at_most: int) -> AsyncIterator[int]:
         """Act on up to `at_most` messages, oldest first.

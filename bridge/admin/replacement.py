@@ -40,7 +40,7 @@ class CopyPublisher:
         self.publisher = publisher
         self._serving = serving
 
-    async def check(self, queue: str) -> None:
+    async def probe(self, queue: str) -> None:
         """Raise BrokerError if no copy can be published now, as in an alarm of the broker.
 
         Publishes an unroutable message, which is returned. A full queue is noticed only at the

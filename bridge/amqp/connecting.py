@@ -21,7 +21,7 @@ from bridge.amqp.client import (
 from bridge.amqp.field_values import tolerate_broken_properties
 from bridge.amqp.wire import FOREIGN_BYTES, Wire
 from bridge.config import RabbitMQSettings
-from bridge.credentials import load_authorities, read_secret, unreadable
+from bridge.credentials import Credential, load_authorities, read_secret, unreadable
 from bridge.deadline import Deadline
 from bridge.errors import ConfigError, ConnectError, ConnectFault, causes_of
 
@@ -37,6 +37,19 @@ def with_credentials(url: URL, settings: RabbitMQSettings) -> URL:
         password = read_secret("rabbitmq.password_file", settings.password_file)
     url = url if username is None else url.with_user(username)
     return url if password is None else url.with_password(password)
+
+
+def login_files(settings: RabbitMQSettings) -> list[Credential]:
+    """Read the files with the user and the password, and return them for watching.
+
+    Each connection reads them again by itself. They are watched so that an unreadable file is
+    reported before a connection needs it.
+    """
+    files = {
+        "rabbitmq.username_file": settings.username_file,
+        "rabbitmq.password_file": settings.password_file,
+    }
+    return [Credential(key, file=file) for key, file in files.items() if file is not None]
 
 
 def tls_context(settings: RabbitMQSettings) -> ssl.SSLContext:

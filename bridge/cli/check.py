@@ -174,7 +174,7 @@ def _examine(
 ) -> "list[Finding]":
     import asyncio
 
-    from bridge.admin.doctor import examine, examine_offline
+    from bridge.admin.checks.run import examine, examine_offline
 
     roles = [role for role, why in missing.items() if why is None]
     findings = examine_offline(settings, roles)

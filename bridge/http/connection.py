@@ -260,7 +260,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             bug = answer.exception()
             self._respond(request, answer.result() if bug is None else _internal_error(bug))
             self._advance()
-        self._occupancy.check_end()
+        self._occupancy.end_if_empty()
 
     def _respond(self, request: Request, response: Response) -> None:
         self._request = None

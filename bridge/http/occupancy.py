@@ -60,7 +60,7 @@ class Occupancy(Generic[OccupantT]):
     def close(self) -> None:
         """Note that no new connection can arrive."""
         self._is_closed = True
-        self.check_end()
+        self.end_if_empty()
 
     def admit(self, newcomer: OccupantT) -> bool:
         """Admit a new connection; at the limit, evict the connection that has waited longest.
@@ -84,7 +84,7 @@ class Occupancy(Generic[OccupantT]):
 
     def forget(self, connection: OccupantT) -> None:
         self.connections.discard(connection)
-        self.check_end()
+        self.end_if_empty()
 
     def count(self, change_bytes: int) -> None:
         """Note that requests use more memory, or less if `change_bytes` is negative.
@@ -104,7 +104,7 @@ class Occupancy(Generic[OccupantT]):
         others_bytes = self.held_bytes - connection.held_bytes
         return others_bytes >= self._limits.max_buffered_bytes
 
-    def check_end(self) -> None:
+    def end_if_empty(self) -> None:
         """Set `is_over` if no connection and no answer is left after `close`."""
         if self._is_closed and not self.connections and not self.answers:
             self.is_over.set()

@@ -251,7 +251,7 @@ class RequestParser:
         self._first = dict(reversed(self._headers))
         version = parser.get_http_version()
         self._is_http_1_1 = version == "1.1"
-        length = self._check_framing(version)
+        length = self._read_framing(version)
         if length > self._limits.max_body_bytes:
             raise _RefusedError(self._body_too_large())
         self._verdict = self._judge(self.method, self.path, self._headers)
@@ -270,7 +270,7 @@ class RequestParser:
         self._is_continue_due = False
         return is_due
 
-    def _check_framing(self, version: str) -> int:
+    def _read_framing(self, version: str) -> int:
         """Return the announced body length; refuse framing that another server could misread.
 
         llhttp itself refuses two lengths, and a length together with chunks.

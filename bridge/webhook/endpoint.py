@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from bridge.config import EndpointSettings
+from bridge.config import EndpointSettings, WebhookSettings
 from bridge.config.webhook import DEFAULT_ENDPOINT
 from bridge.credentials import Credential
 from bridge.errors import ConfigError, SignatureFault
@@ -146,6 +146,23 @@ class Endpoint:
             "refused": self._refused,
             "last": utc_text(time.time() - (now - self._refused_at)),
         }
+
+
+def endpoints_from(settings: WebhookSettings) -> list[Endpoint]:
+    """Create the endpoints of the webhook receiver and read their secrets.
+
+    Raises ConfigError with the faults of all endpoints.
+    """
+    endpoints: list[Endpoint] = []
+    faults: list[str] = []
+    for key, endpoint in settings.endpoints_by_key.items():
+        try:
+            endpoints.append(Endpoint(endpoint, key=key))
+        except ConfigError as error:
+            faults += error.faults
+    if faults:
+        raise ConfigError(*faults)
+    return endpoints
 
 
 def _accepted(settings: EndpointSettings) -> Response:

@@ -59,7 +59,7 @@ class RecentEvents:
                     return False
         if self.is_remembered(key):
             return False
-        await self._first(key, write, deadline)
+        await self._publish_first(key, write, deadline)
         return True
 
     def is_in_flight(self, key: bytes | None) -> bool:
@@ -79,7 +79,7 @@ class RecentEvents:
             self._in_flight[key] = asyncio.get_running_loop().create_future()
             publication.when_known(partial(self._end, key))
 
-    async def _first(
+    async def _publish_first(
         self, key: bytes, write: Callable[[], Awaitable[Publication]], deadline: float
     ) -> None:
         self._in_flight[key] = asyncio.get_running_loop().create_future()

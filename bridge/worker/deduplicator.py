@@ -274,12 +274,12 @@ class Deduplicator:
         """Number of deliveries that stay unacked until their connection ends."""
         return len(self._set_aside)
 
-    def identify(self, identity: MessageIdentity, *, redelivered: bool) -> Verdict:
+    def claim(self, identity: MessageIdentity, *, redelivered: bool) -> Verdict:
         """Return the verdict: process the delivery, ack it as a repeat, or wait for the original.
 
-        A new message counts as in flight from now on, and its released state is taken.
+        A new message is claimed: it is in flight from now on, and its released state is taken.
         The caller must pass `New.in_flight` to `settle`, `release` or `set_aside`, report the ack
-        of a `Repeat` with `note_repeat`, and pass a `WaitForOriginal` to `identify_after` or
+        of a `Repeat` with `note_repeat`, and pass a `WaitForOriginal` to `claim_after` or
         `release_repeat`.
         """
         first = self._first_in_flight(identity, redelivered=redelivered)
@@ -297,10 +297,10 @@ class Deduplicator:
         self._in_flight.setdefault(identity.message, []).append(in_flight)
         return New(in_flight, released)
 
-    async def identify_after(
+    async def claim_after(
         self, first: InFlight, identity: MessageIdentity, *, redelivered: bool
     ) -> Verdict:
-        """Identify a delivery after the original, `first`, is settled or released."""
+        """Claim a delivery after the original, `first`, is settled or released."""
         is_redelivery = redelivered and first.connection_lost
         wait = object()
         if is_redelivery:
@@ -314,7 +314,7 @@ class Deduplicator:
         if is_settled and is_redelivery:
             self._known.take(("unacked", identity))
             return Repeat(None)
-        return self.identify(identity, redelivered=redelivered)
+        return self.claim(identity, redelivered=redelivered)
 
     def settle(self, in_flight: InFlight, accepted: Accepted | None, *, acked: bool) -> None:
         """Remember that a delivery is settled: accepted by the service, or replaced by a copy.

@@ -155,7 +155,7 @@ class Delivery:
         """
         return _Wait(self, cause)
 
-    def wait_for(self, cause: WaitCause | None) -> WaitCause | None:
+    def set_wait(self, cause: WaitCause | None) -> WaitCause | None:
         """Set the cause of the current wait, None for none; return the previous cause."""
         now, former = self.clock(), self.waiting_for
         if former is not None:
@@ -176,7 +176,7 @@ class _Wait:
         self._outer: WaitCause | None = None
 
     def __enter__(self) -> None:
-        self._outer = self._delivery.wait_for(self._cause)
+        self._outer = self._delivery.set_wait(self._cause)
 
     def __exit__(self, *_: object) -> None:
-        self._delivery.wait_for(self._outer)
+        self._delivery.set_wait(self._outer)

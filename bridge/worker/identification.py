@@ -58,15 +58,15 @@ class Identification:
     def identity_of(self, delivery: Delivery) -> MessageIdentity:
         return self._identity_of(delivery.envelope, delivery.body)
 
-    async def identify(self, delivery: Delivery) -> Verdict:
-        """Return the verdict on a delivery.
+    async def claim(self, delivery: Delivery) -> Verdict:
+        """Return the verdict on a delivery; a new message is in flight here from now on.
 
         `WaitForOriginal`: the original may stay in flight for long.
         """
         identity = self._identity_of(delivery.envelope, delivery.body)
         if identity.copies:
             # If a copy was published twice, neither of the two may be marked as redelivered.
-            delivery.redelivered = self._repeated_copies.may_be_one(
+            delivery.redelivered = self._repeated_copies.note_received(
                 identity, says_so=delivery.redelivered
             )
         if delivery.redelivered and not delivery.is_asked_for:
@@ -78,7 +78,7 @@ class Identification:
             )
             if not is_free:
                 return WaitForOriginal(None, is_redelivery=False)
-        verdict = self.deduplicator.identify(identity, redelivered=delivery.redelivered)
+        verdict = self.deduplicator.claim(identity, redelivered=delivery.redelivered)
         if isinstance(verdict, WaitForOriginal):
             verdict = await self._wait_for_first(delivery, identity, verdict)
         if cluster is not None and isinstance(verdict, New):
@@ -94,7 +94,7 @@ class Identification:
             if verdict.first is None:
                 break
             with delivery.waits("original"):
-                verdict = await self.deduplicator.identify_after(
+                verdict = await self.deduplicator.claim_after(
                     verdict.first, identity, redelivered=redelivered
                 )
         return verdict

@@ -125,7 +125,7 @@ class OperatorPause:
     async def _follow(self, is_on: bool, seen_on: Connection, reading: Connection) -> None:  # noqa: FBT001  what was seen
         """Apply the state of the mark that `seen_on` reported; read the note on `reading`."""
         if not is_on:
-            if self._is_over(seen_on):
+            if self._note_missing(seen_on):
                 self.note, self._reads = None, 0
                 self._pauses.operator_resumed()
             return
@@ -145,8 +145,8 @@ class OperatorPause:
             queue = paused_queue(self._queue)
             log.warning("pause_hidden", queue=queue, why=HIDDEN, remedy=HIDDEN_REMEDY)
 
-    def _is_over(self, connection: Connection) -> bool:
-        """Whether a missing mark means that the pause is over, or that there was none."""
+    def _note_missing(self, connection: Connection) -> bool:
+        """Note a missing mark; return whether the pause is over, or there was none."""
         if not self._pauses.by_operator or connection is self._seen_on:
             return True
         if connection is not self._unseen_on:

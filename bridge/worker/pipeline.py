@@ -70,7 +70,7 @@ class Pipeline:
         """
         if self._spans is not None:
             self._spans.begin(delivery)
-        match await self._identify(delivery):
+        match await self._claim(delivery):
             case Dead() as dead:
                 await self._settle_unidentified(delivery, dead)
             case New() as new:
@@ -84,13 +84,13 @@ class Pipeline:
             case WaitForOriginal():
                 await self._put_off_repeat(delivery)
 
-    async def _identify(self, delivery: Delivery) -> Verdict | Dead:
+    async def _claim(self, delivery: Delivery) -> Verdict | Dead:
         """Return the verdict on a delivery, or the outcome that a bug in its identification has.
 
         A redelivered message may have been sent, and nobody knows: `dlq replay` skips it then.
         """
         try:
-            return await self._identification.identify(delivery)
+            return await self._identification.claim(delivery)
         except BrokerError:
             raise
         except Exception as error:  # a bug of ours must not keep the message unacked for ever

@@ -147,7 +147,7 @@ class Settler:
             while (error := await self._try(tries)) is not None:
                 if error.refusal is None:
                     self._note_unstored(tries, error)
-                elif tries.proves(error.refusal):
+                elif tries.note_refusal(error.refusal):
                     self._set_aside(tries, error.refusal)
                     self._note_unstored(tries, error)
                 if delivery.is_stale:
@@ -347,8 +347,8 @@ class _Tries:
         self.is_alone = is_alone
         self._connections_ended = 0
 
-    def proves(self, refusal: Refusal) -> bool:
-        """Whether this refusal, together with earlier ones, proves that the copy is the cause."""
+    def note_refusal(self, refusal: Refusal) -> bool:
+        """Count a refusal; return whether all together prove that the copy is the cause."""
         self._connections_ended += 1
         return refusal.is_certain or self._connections_ended >= MAX_CONNECTIONS_ENDED
 

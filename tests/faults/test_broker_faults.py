@@ -11,7 +11,7 @@ from pamqp.common import FieldTable
 from yarl import URL
 
 from bridge.admin.admin_port_client import AdminPort, read_worker
-from bridge.admin.doctor import examine
+from bridge.admin.checks.run import examine
 from bridge.admin.status import StatusReader
 from bridge.cli.status import format_status
 from bridge.worker.fates import Answer

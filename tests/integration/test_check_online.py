@@ -18,7 +18,7 @@ from yarl import URL
 
 from bridge.admin.checks.broker import MANY_EVENTS, read_certificate
 from bridge.admin.checks.findings import Finding, judge_certificate
-from bridge.admin.doctor import examine
+from bridge.admin.checks.run import examine
 from bridge.amqp.connecting import close_quietly, open_first_connection
 from bridge.config import Role, Settings
 from bridge.errors import BrokerError

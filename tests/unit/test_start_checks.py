@@ -9,7 +9,8 @@ from bridge.amqp.connecting import open_connection
 from bridge.config import Role, Settings, SmsApiSettings
 from bridge.config.presets import PRESETS, Preset, needed_settings
 from bridge.errors import BrokerError, ConfigError
-from bridge.start_checks import check_roles, check_start, webhook_endpoints
+from bridge.start_checks import check_roles, check_start
+from bridge.webhook.endpoint import endpoints_from
 from tests.certificates import make_certificate
 
 BOTH: tuple[Role, ...] = ("worker", "webhook")
@@ -273,7 +274,7 @@ def test_an_unusable_secret_is_named_by_its_setting(tmp_path: Path, key: str) ->
     settings = Settings.model_validate({"webhook": webhook})
 
     with pytest.raises(ConfigError) as caught:
-        webhook_endpoints(settings.webhook)
+        endpoints_from(settings.webhook)
     assert str(caught.value).startswith(f"{key}.secret_files.1: the secret is empty or not hex; ")
 
 

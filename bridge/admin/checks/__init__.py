@@ -1,1 +1,1 @@
-"""The checks that `bridge.admin.doctor` runs, a module for each subject."""
+"""The checks that `run` runs, a module for each subject."""

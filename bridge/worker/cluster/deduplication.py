@@ -342,8 +342,11 @@ class RepeatedCopies(Part):
         self._note_own(identity)
         self._publish_soon(identity)
 
-    def may_be_one(self, identity: MessageIdentity, *, says_so: bool) -> bool:
-        """Whether a delivery may be in the queue twice; `says_so`: it is marked, or redelivered."""
+    def note_received(self, identity: MessageIdentity, *, says_so: bool) -> bool:
+        """Note a received copy; return whether it may be in the queue twice.
+
+        `says_so`: it is marked, or redelivered.
+        """
         if says_so and identity.copies:
             # The peers learn it from the question about it.
             self._note_own(identity)

@@ -158,7 +158,7 @@ class RedeliveryQuestions(Part):
         facts = facts_of(identity)
         if facts is None:
             return
-        question = Question(number=self._number_for(identity), **facts.model_dump())
+        question = Question(number=self._take_number(identity), **facts.model_dump())
         case = _Case(delivery.properties, delivery.envelope, identity, question)
         self._open_case(case)
         try:
@@ -170,7 +170,7 @@ class RedeliveryQuestions(Part):
             # Also if this redelivery is cancelled: the peer has handed on its record.
             self._learn_released(case)
 
-    def _number_for(self, identity: MessageIdentity) -> int:
+    def _take_number(self, identity: MessageIdentity) -> int:
         """Return the number of an unanswered question about an equal message, or a new one.
 
         The answer may have been lost with the connection on which this worker waited for it. The

@@ -315,10 +315,11 @@ class RateLimits:
             self._room //= ROOM_FACTOR
         return held + self._room
 
-    def retry_queue_seconds(self, sender: str, *, planned_in_seconds: float | None = None) -> float:
-        """Return the seconds that a delivery has to wait on a retry queue; 0 if it can wait here.
+    def plan_turn(self, sender: str, *, planned_in_seconds: float | None = None) -> float:
+        """Assign a delivery its time, unless it has one; return its seconds on a retry queue.
 
-        `planned_in_seconds` is the rest of its assigned time, if it has one.
+        0 means that it can wait here. `planned_in_seconds` is the rest of its assigned time, if it
+        has one.
         """
         common = self._common_line()
         if common.buckets and (wait := common.wait_seconds()) > MAX_HOLD_SECONDS:
@@ -328,7 +329,7 @@ class RateLimits:
             return 0.0
         wait = line.plan.take() if planned_in_seconds is None else planned_in_seconds
         here, most = line.wait_seconds(), self._most_wait_seconds
-        if wait <= most and here <= most and (here == 0 or self._has_room()):
+        if wait <= most and here <= most and (here == 0 or self._ask_for_room()):
             return 0.0
         if planned_in_seconds is not None and wait <= most < here:
             # Its time has come, but others are waiting: without a new time, all would return at
@@ -393,7 +394,8 @@ class RateLimits:
             self._waiting -= takes_room
         await token.wait_in(common, is_urgent=is_urgent)
 
-    def _has_room(self) -> bool:
+    def _ask_for_room(self) -> bool:
+        """Return whether one more delivery may wait here; if not, ask for a larger prefetch."""
         if self._waiting < self._room:
             return True
         self.changed.set()

@@ -138,7 +138,7 @@ class Account:
 
     async def _wait_for_breaker(self, delivery: Delivery, request: SendRequest) -> Retried | None:
         """Wait until the breaker admits the message; return a retry if it leaves instead."""
-        while (verdict := self.breaker.check(delivery, request)) is not None:
+        while (verdict := self.breaker.admit(delivery, request)) is not None:
             if isinstance(verdict, Retried):
                 return verdict
             began = delivery.clock()
@@ -155,7 +155,7 @@ class Account:
     def _put_off_to_its_turn(self, delivery: Delivery, sender: str) -> Retried | None:
         """Send the delivery to a retry queue if too many messages of its sender precede it."""
         now, planned = self._now(), delivery.envelope.scheduled_at
-        seconds = self.rates.retry_queue_seconds(
+        seconds = self.rates.plan_turn(
             sender, planned_in_seconds=None if planned is None else planned - now
         )
         if not seconds:

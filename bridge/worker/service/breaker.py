@@ -1,7 +1,8 @@
 """The circuit breaker between the worker and one SMS service.
 
-`check` says whether a message may be sent, `record` decides its outcome from the classified answer.
-`breaker_states` has the rules; this module keeps the state, and performs the effects of a change.
+`admit` lets a message be sent or makes it wait, `record` decides its outcome from the classified
+answer. `breaker_states` has the rules; this module keeps the state, and performs the effects of a
+change.
 
 While the breaker is open, only the probe is sent: one message whose answer shows whether the
 service accepts messages again.
@@ -143,7 +144,7 @@ class CircuitBreaker:
 
     @property
     def admits_all(self) -> bool:
-        """Whether every message may be sent now, so that `check` need not be called."""
+        """Whether every message may be sent now, so that `admit` need not be called."""
         is_clear = self._is_calm and not self.classifier.is_counting
         return is_clear and self._sender_waits.is_empty and not self._is_told_to_wait
 
@@ -158,23 +159,24 @@ class CircuitBreaker:
         trip = self._state.trip
         return not self._is_told_to_wait if trip is None else trip.probe == key
 
-    def check(self, delivery: Delivery, request: SendRequest) -> Retried | WaitHere | None:
+    def admit(self, delivery: Delivery, request: SendRequest) -> Retried | WaitHere | None:
         """Return None if a message may be sent now, else whether it waits here or leaves.
 
-        A retry means that it waits in a retry queue. During a suspected outage a message that has
-        failed is delayed once, so that its attempts do not all count before the outage is certain.
+        The message may become the probe. A retry means that it waits in a retry queue. During a
+        suspected outage a message that has failed is delayed once, so that its attempts do not all
+        count before the outage is certain.
         """
         wait = self._wait_of_sender(request.sender)
         if wait is not None or self.admits_all:
             return wait
-        self._become(self.state.after_check(self._clock(), self._chance()))
+        self._become(self.state.after_lasting_failures(self._clock(), self._chance()))
         envelope = delivery.envelope
         has_failed = envelope.attempts > 0 or envelope.uncertain_attempts > 0
         if self._state.trip is not None:
-            return self._check_probe(self._state.trip, envelope, request.to, has_failed)
-        if has_failed and self._holds_back(envelope):
+            return self._admit_as_probe(self._state.trip, envelope, request.to, has_failed)
+        if has_failed and self._hold_back(envelope):
             return self._postpone(0.0)
-        return self._check_retry_after(delivery, request)
+        return self._admit_after_wait(delivery, request)
 
     def _wait_of_sender(self, sender: str) -> Retried | None:
         """Send a message to a retry queue while its sender has to wait and others continue."""
@@ -192,8 +194,8 @@ class CircuitBreaker:
         detail = f"the worker is paused: {why}"
         return put_off("paused", self._policy, detail=detail, wait_seconds=seconds)
 
-    def _holds_back(self, envelope: Envelope) -> bool:
-        """Whether to delay a message that has failed, once, until an outage is certain."""
+    def _hold_back(self, envelope: Envelope) -> bool:
+        """Delay a message that has failed, once, until an outage is certain; False if not now."""
         # A message that returns from such a delay, or from a pause, is not delayed again.
         if envelope.put_off_for == "paused" or self._state.failures < OUTAGE_REQUESTS:
             return False
@@ -202,7 +204,7 @@ class CircuitBreaker:
         self._held_back.add(envelope.key)
         return True
 
-    def _check_probe(
+    def _admit_as_probe(
         self,
         trip: Trip,
         envelope: Envelope,
@@ -233,7 +235,7 @@ class CircuitBreaker:
         # Messages behind it may be better probes, and need its place.
         return self._postpone(max(0.0, seconds_to_probe))
 
-    def _check_retry_after(
+    def _admit_after_wait(
         self, delivery: Delivery, request: SendRequest
     ) -> Retried | WaitHere | None:
         """Wait for the end of `Retry-After`; a message that received a 429 waits behind others.

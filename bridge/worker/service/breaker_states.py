@@ -334,7 +334,7 @@ class ServiceState(NamedTuple):
             limited_recipient=None,
         )
 
-    def after_check(self, now: float, chance: float) -> "ServiceState":
+    def after_lasting_failures(self, now: float, chance: float) -> "ServiceState":
         """Trip if a suspected outage has lasted long enough."""
         if not self.is_outage(now):
             return self

@@ -162,7 +162,7 @@ class FailureClassifier:
             is_proven = self._suspect(key, recipient, request_number)
             return _of_the_message(answer) if is_proven and trip is None else answer
         if answer.may_be_about_one and answer.about is None:
-            about = self._find_subject(key, recipient, sender, request_number, is_known=is_known)
+            about = self._note_subject(key, recipient, sender, request_number, is_known=is_known)
             return answer if about is None or trip is not None else _about(answer, about)
         if answer.fate is Fate.REFUSED:
             self._forget(key, recipient)
@@ -279,7 +279,7 @@ class FailureClassifier:
             for subject in subjects
         )
 
-    def _find_subject(
+    def _note_subject(
         self, key: str, recipient: str, sender: str, request_number: int, *, is_known: bool
     ) -> About | None:
         """Note such an answer to a message; return what it concerns, None for all.

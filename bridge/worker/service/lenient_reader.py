@@ -153,7 +153,7 @@ class LenientReader:
         if size is None:
             if _START_OF_SIZE.fullmatch(self._unread):
                 return False
-            return self._is_in_no_chunks()
+            return self._end_chunks()
         self._left = int(size[1], 16)
         del self._unread[: size.end()]
         self._is_in_chunk = self._left > 0
@@ -161,7 +161,7 @@ class LenientReader:
         self.is_complete = not self._is_in_chunk
         return self._is_in_chunk
 
-    def _is_in_no_chunks(self) -> bool:
+    def _end_chunks(self) -> bool:
         """End after the last whole chunk; if there is none, the body is not chunked."""
         if self.body:
             self.is_complete = True

@@ -197,8 +197,8 @@ class ApiConnection(asyncio.Protocol):
         self._reusable = False
         self._finish(PostError("answer_timeout"))
 
-    def _knows_status(self) -> bool:
-        """Whether a status line was read, even if the header after it is incomplete."""
+    def _read_status(self) -> bool:
+        """Read the status, even if the header after it is incomplete; False if there is none."""
         if self._lenient is None and self._status is None:
             self._read_leniently(b"")
         if (reader := self._lenient) is not None and reader.status is not None:
@@ -218,7 +218,7 @@ class ApiConnection(asyncio.Protocol):
     def _finish(self, error: Exception | None) -> None:
         if self._waiter is None or self._waiter.done():
             return
-        if error is None or self._knows_status():
+        if error is None or self._read_status():
             self._waiter.set_result(None)
         else:
             self._waiter.set_exception(error)

@@ -6,7 +6,7 @@ import pytest
 
 from bridge.config import load_settings
 from bridge.errors import ConfigError
-from bridge.start_checks import webhook_endpoints
+from bridge.webhook.endpoint import endpoints_from
 from bridge.worker.service.shape import shape_from
 from tests.unit.config.conftest import Faults, Load
 
@@ -100,6 +100,6 @@ def test_secret_files_override_secrets(load: Load, tmp_path: Path) -> None:
     """The webhook secrets are the files' when there are secret files."""
     (tmp_path / "secret").write_text("from-secret-file\n", encoding="utf-8")
     loaded = load({"webhook": {"secrets": ["a"], "secret_files": [str(tmp_path / "secret")]}})
-    (endpoint,) = webhook_endpoints(loaded.webhook)
+    (endpoint,) = endpoints_from(loaded.webhook)
 
     assert endpoint.keys == [b"from-secret-file"]

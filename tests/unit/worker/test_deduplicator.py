@@ -54,14 +54,14 @@ def clock() -> Clock:
 NOTHING_DECIDED = Released(DECISION.envelope, None)
 
 
-async def identify(
+async def claim(
     known: Deduplicator, one: MessageIdentity, *, redelivered: bool, may_wait: bool = True
 ) -> Verdict:
     """Wait for the first, as a worker does."""
-    verdict = known.identify(one, redelivered=redelivered)
+    verdict = known.claim(one, redelivered=redelivered)
     while isinstance(verdict, WaitForOriginal) and (may_wait or verdict.is_redelivery):
         assert verdict.first is not None
-        verdict = await known.identify_after(verdict.first, one, redelivered=redelivered)
+        verdict = await known.claim_after(verdict.first, one, redelivered=redelivered)
     return verdict
 
 
@@ -87,7 +87,7 @@ class Book:
 
     async def take(self, one: MessageIdentity, *, redelivered: bool, acked: bool = True) -> bool:
         """Say whether a delivery is to be worked on; `acked`, whether a repeat could be acked."""
-        match await identify(self._deduplicator, one, redelivered=redelivered):
+        match await claim(self._deduplicator, one, redelivered=redelivered):
             case New(in_flight=in_flight, released=released):
                 self._in_flight.setdefault(one, []).append(in_flight)
                 if released is not None:
@@ -99,7 +99,7 @@ class Book:
 
     async def take_repeat(self, one: MessageIdentity, *, redelivered: bool) -> Accepted | None:
         """Return what a repeat is answered."""
-        repeat = await identify(self._deduplicator, one, redelivered=redelivered)
+        repeat = await claim(self._deduplicator, one, redelivered=redelivered)
         assert isinstance(repeat, Repeat)
         self._deduplicator.note_repeat(one, acked=True)
         return repeat.first
@@ -511,7 +511,7 @@ class Model:
         """Deliver the next message."""
         if self.queue:
             redelivered = self.queue.pop(0)
-            identifying = identify(self.known, self.one, redelivered=redelivered)
+            identifying = claim(self.known, self.one, redelivered=redelivered)
             self.waiting.append(asyncio.create_task(identifying))
 
     def settle(self) -> None:
@@ -602,11 +602,11 @@ async def test_same_id_for_another_body_is_another_message(deduplicator: Book) -
 async def test_repeat_knows_how_the_first_was_accepted(clock: Clock, accepted: Accepted) -> None:
     """Whoever sends an id again is told what became of the first, each time."""
     deduplicator = Deduplicator(heartbeat_seconds=10, clock=clock)
-    verdict = await identify(deduplicator, NAMED, redelivered=False)
+    verdict = await claim(deduplicator, NAMED, redelivered=False)
     assert isinstance(verdict, New)
     deduplicator.settle(verdict.in_flight, accepted, acked=True)
 
-    assert [await identify(deduplicator, NAMED, redelivered=False) for _ in range(2)] == [
+    assert [await claim(deduplicator, NAMED, redelivered=False) for _ in range(2)] == [
         Repeat(accepted)
     ] * 2
 
@@ -724,22 +724,22 @@ async def test_copy_of_a_later_publish_is_taken(deduplicator: Book) -> None:
 def test_repeat_of_a_message_in_flight_has_to_wait(clock: Clock, *, redelivered: bool) -> None:
     """While the connection of the first lives, another delivery of its message is another one."""
     deduplicator = Deduplicator(heartbeat_seconds=10, clock=clock)
-    first = deduplicator.identify(NAMED, redelivered=False)
+    first = deduplicator.claim(NAMED, redelivered=False)
     assert isinstance(first, New)
 
-    wait = deduplicator.identify(NAMED, redelivered=redelivered)
+    wait = deduplicator.claim(NAMED, redelivered=redelivered)
     assert wait == WaitForOriginal(first.in_flight, is_redelivery=False)
     deduplicator.settle(first.in_flight, ACCEPTED, acked=True)
-    assert deduplicator.identify(NAMED, redelivered=False) == Repeat(ACCEPTED)
+    assert deduplicator.claim(NAMED, redelivered=False) == Repeat(ACCEPTED)
 
 
 async def test_redelivery_waits_for_itself_in_any_case(clock: Clock) -> None:
     """The same delivery once more, after a lost connection, has nowhere else to go."""
     deduplicator = Deduplicator(heartbeat_seconds=10, clock=clock)
-    first = await identify(deduplicator, NAMED, redelivered=False)
+    first = await claim(deduplicator, NAMED, redelivered=False)
     assert isinstance(first, New)
     deduplicator.connection_lost(most_unacked=1)
-    again = asyncio.create_task(identify(deduplicator, NAMED, redelivered=True, may_wait=False))
+    again = asyncio.create_task(claim(deduplicator, NAMED, redelivered=True, may_wait=False))
     await others_run()
     assert not again.done()
     deduplicator.settle(first.in_flight, ACCEPTED, acked=False)
@@ -800,7 +800,7 @@ async def test_an_id_takes_little_memory(clock: Clock) -> None:
     try:
         for number in range(count):
             one = MessageIdentity(number.to_bytes(16), has_id=True, copies=0)
-            verdict = await identify(deduplicator, one, redelivered=False)
+            verdict = await claim(deduplicator, one, redelivered=False)
             assert isinstance(verdict, New)
             deduplicator.settle(
                 verdict.in_flight, ACCEPTED._replace(provider_id=str(uuid.uuid4())), acked=True
@@ -819,7 +819,7 @@ async def test_a_search_for_garbage_has_nothing_to_visit(clock: Clock) -> None:
     before = len(gc.get_objects())
     for number in range(count):
         one = MessageIdentity(number.to_bytes(16), has_id=bool(number % 2), copies=0)
-        verdict = await identify(deduplicator, one, redelivered=False)
+        verdict = await claim(deduplicator, one, redelivered=False)
         assert isinstance(verdict, New)
         deduplicator.settle(
             verdict.in_flight, ACCEPTED._replace(provider_id=str(uuid.uuid4())), acked=True
@@ -833,7 +833,7 @@ async def _settle_and_lose(clock: Clock, entries: list[MessageIdentity]) -> floa
     """Return the processor's seconds for settling all of these and losing their connection."""
     deduplicator, began = Deduplicator(heartbeat_seconds=10, clock=clock), time.process_time()
     for one in entries:
-        verdict = await identify(deduplicator, one, redelivered=False)
+        verdict = await claim(deduplicator, one, redelivered=False)
         assert isinstance(verdict, New)
         deduplicator.settle(verdict.in_flight, ACCEPTED, acked=True)
     deduplicator.connection_lost(most_unacked=len(entries))
@@ -878,11 +878,11 @@ async def test_doubt_about_acks_follows_the_heartbeat(
 ) -> None:
     """The slower a dead connection is noticed, the older an ack may be that was lost with it."""
     deduplicator = Deduplicator(heartbeat_seconds=heartbeat, clock=clock)
-    verdict = await identify(deduplicator, NAMELESS, redelivered=False)
+    verdict = await claim(deduplicator, NAMELESS, redelivered=False)
     assert isinstance(verdict, New)
     deduplicator.settle(verdict.in_flight, ACCEPTED, acked=True)
     clock.now += seconds
     deduplicator.connection_lost(most_unacked=1)
     deduplicator.consuming_again()
 
-    assert isinstance(await identify(deduplicator, NAMELESS, redelivered=True), Repeat)
+    assert isinstance(await claim(deduplicator, NAMELESS, redelivered=True), Repeat)

@@ -79,7 +79,7 @@ class World(LeapingWorld):
         identity = MessageIdentity(b"other", has_id=False, copies=0)
         released = Released(self.delivery().envelope, UNSENT)
         for _ in range(MAX_SET_ASIDE):
-            verdict = self.deduplicator.identify(identity, redelivered=False)
+            verdict = self.deduplicator.claim(identity, redelivered=False)
             assert isinstance(verdict, New)
             self.deduplicator.set_aside(verdict.in_flight, released)
 

@@ -131,7 +131,7 @@ class Colleague:
         """Take a delivery as the worker does, up to its verdict."""
         identity = identity_of(delivery.envelope, delivery.body)
         if identity.copies:
-            delivery.redelivered = self.repeated_copies.may_be_one(
+            delivery.redelivered = self.repeated_copies.note_received(
                 identity, says_so=delivery.redelivered
             )
         if delivery.redelivered:
@@ -142,9 +142,9 @@ class Colleague:
             )
         ):
             return WaitForOriginal(None, is_redelivery=False)
-        verdict = self.deduplicator.identify(identity, redelivered=delivery.redelivered)
+        verdict = self.deduplicator.claim(identity, redelivered=delivery.redelivered)
         while isinstance(verdict, WaitForOriginal) and verdict.first is not None:
-            verdict = await self.deduplicator.identify_after(
+            verdict = await self.deduplicator.claim_after(
                 verdict.first, identity, redelivered=delivery.redelivered
             )
         if isinstance(verdict, New):

@@ -262,8 +262,8 @@ def test_forgotten_sender_is_the_one_longest_silent(world: World) -> None:
         waiting = asyncio.create_task(go(rates, "busy"))
         await asyncio.sleep(0)
         for number in range(MAX_SENDERS):
-            rates.retry_queue_seconds(f"other {number}")
-        left = rates.retry_queue_seconds("busy")
+            rates.plan_turn(f"other {number}")
+        left = rates.plan_turn("busy")
         waiting.cancel()
         return left
 
@@ -353,7 +353,7 @@ def test_time_of_one_that_does_not_go_is_given_to_others(world: World) -> None:
     async def come_and_give_up() -> None:
         tasks = []
         for _ in range(6):
-            assert rates.retry_queue_seconds("A") == 0
+            assert rates.plan_turn("A") == 0
             tasks.append(asyncio.ensure_future(go(rates)))
             await asyncio.sleep(0)
         for task in tasks:
@@ -377,7 +377,7 @@ def arrive(world: World, rates: RateLimits, number: int, sender: str = "A") -> l
     async def come() -> list[float]:
         seconds = []
         for _ in range(number):
-            seconds.append(rates.retry_queue_seconds(sender))
+            seconds.append(rates.plan_turn(sender))
             if not seconds[-1]:
                 tasks.append(asyncio.ensure_future(go(rates, sender)))
                 await asyncio.sleep(0)
@@ -408,9 +408,9 @@ def test_time_that_was_given_is_kept(world: World) -> None:
     rates = world.rates(RateLimitSettings(per_sender=1))
     arrive(world, rates, 100)
 
-    assert [rates.retry_queue_seconds("A", planned_in_seconds=s) for s in (30, 6)] == [30, 6]
+    assert [rates.plan_turn("A", planned_in_seconds=s) for s in (30, 6)] == [30, 6]
     world.passes(60)
-    assert rates.retry_queue_seconds("A", planned_in_seconds=4) == 0
+    assert rates.plan_turn("A", planned_in_seconds=4) == 0
 
 
 def test_who_comes_anew_goes_behind_those_on_the_ladder(world: World) -> None:
@@ -429,7 +429,7 @@ def test_all_that_come_back_at_once_are_spread(world: World) -> None:
 
     async def come() -> None:
         for _ in range(100):
-            back.append(rates.retry_queue_seconds("A", planned_in_seconds=0))
+            back.append(rates.plan_turn("A", planned_in_seconds=0))
             if not back[-1]:
                 tasks.append(asyncio.ensure_future(go(rates)))
                 await asyncio.sleep(0)
@@ -505,11 +505,11 @@ def test_urgent_ones_pass_the_line(world: World, limit: RateLimitSettings) -> No
 def test_urgent_ones_take_no_time_in_the_plan_of_their_sender(world: World) -> None:
     """A campaign of the same sender is planned for minutes ahead, and holds up no code of it."""
     rates = world.rates(RateLimitSettings(per_sender=1, burst=1))
-    planned = [rates.retry_queue_seconds("A") for _ in range(100)]
+    planned = [rates.plan_turn("A") for _ in range(100)]
 
     assert planned[-1] > 90
     assert rates.urgent_retry_queue_seconds("A") == 0
-    assert rates.retry_queue_seconds("A") == pytest.approx(planned[-1] + 1)
+    assert rates.plan_turn("A") == pytest.approx(planned[-1] + 1)
 
 
 def test_too_many_urgent_ones_wait_on_the_ladder(world: World) -> None:

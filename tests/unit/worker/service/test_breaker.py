@@ -104,7 +104,7 @@ async def until_allowed(
     breaker: CircuitBreaker, delivery: Delivery, request: SendRequest
 ) -> Retried | None:
     """Wait as an account does."""
-    while (verdict := breaker.check(delivery, request)) is not None:
+    while (verdict := breaker.admit(delivery, request)) is not None:
         if isinstance(verdict, Retried):
             return verdict
         with delivery.waits(verdict.cause):

@@ -67,7 +67,7 @@ def wait_checked(*, elsewhere: bool = False) -> Event:
 
 def outage_checked(breaker: ServiceState, now: float) -> ServiceState:
     """Look whether a suspected outage has lasted."""
-    return breaker.after_check(now, 1.0)
+    return breaker.after_lasting_failures(now, 1.0)
 
 
 def status(code: int, *, wait: float | None = None, **facts: Any) -> Answer:

@@ -8,10 +8,11 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from bridge.admin import checks, doctor
+from bridge.admin import checks
+from bridge.admin.checks import run
 from bridge.admin.checks.broker import Connected
 from bridge.admin.checks.findings import Finding, SetUp
-from bridge.admin.doctor import examine
+from bridge.admin.checks.run import examine
 from bridge.config import Settings
 from bridge.errors import BrokerError, ConfigError
 from tests.clock import LeapingLoop
@@ -33,9 +34,9 @@ def test_every_check_is_listed() -> None:
     }
 
     assert written == {
-        *doctor.ON_THE_BROKER.values(),
-        *doctor.ON_THE_MANAGEMENT_API,
-        *doctor.ELSEWHERE.values(),
+        *run.ON_THE_BROKER.values(),
+        *run.ON_THE_MANAGEMENT_API,
+        *run.ELSEWHERE.values(),
     }
 
 
@@ -60,8 +61,8 @@ async def _no_broker(*_: object) -> Connected:
 
 
 def _examine(monkeypatch: pytest.MonkeyPatch, **made: Check) -> list[Finding]:
-    monkeypatch.setattr(doctor, "connect", _no_broker)
-    monkeypatch.setattr(doctor, "ELSEWHERE", made)
+    monkeypatch.setattr(run, "connect", _no_broker)
+    monkeypatch.setattr(run, "ELSEWHERE", made)
     with asyncio.Runner(loop_factory=LeapingLoop) as runner:
         return runner.run(examine(Settings(), ["worker"]))
 
