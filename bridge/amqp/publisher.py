@@ -287,17 +287,16 @@ class Publisher:
         exchange: str,
         routing_key: str,
         properties: Properties,
-        timeout_seconds: float | None = None,
     ) -> None:
         """Publish a message and return when the broker has confirmed it.
 
-        Raises PublishError after `timeout_seconds` (default: `rabbitmq.publish_timeout_seconds`),
-        or at once if the broker blocks, does not read, or too many publishes are unconfirmed. After
-        a time-out the message may be stored nevertheless; a caller that must not publish twice uses
-        `write`. Raises ExchangeRefusedError if the broker refuses the optional exchange.
+        Raises PublishError after the timeout, or at once if the broker blocks, does not read, or
+        too many publishes are unconfirmed. After a time-out the message may be stored nevertheless;
+        a caller that must not publish twice uses `write`. Raises ExchangeRefusedError if the broker
+        refuses the optional exchange.
         """
         try:
-            async with self.deadline_for(body, timeout_seconds=timeout_seconds) as deadline:
+            async with self.deadline_for(body) as deadline:
                 publication = await self.write(
                     body,
                     exchange=exchange,
@@ -316,16 +315,13 @@ class Publisher:
             raise ExchangeRefusedError(error.fault, why) from None
 
     @asynccontextmanager
-    async def deadline_for(
-        self, body: Body, *, timeout_seconds: float | None = None, alone: bool = False
-    ) -> AsyncIterator[float]:
+    async def deadline_for(self, body: Body, *, alone: bool = False) -> AsyncIterator[float]:
         """Yield the deadline for publishing a body, a time of the event loop's clock.
 
         Bodies over 1 MiB are published one at a time, because unread bytes use memory, and get one
         more second for each MiB. A publish `alone` is treated in the same way.
         """
-        loop = asyncio.get_running_loop()
-        seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
+        loop, seconds = asyncio.get_running_loop(), self._timeout_seconds
         if len(body) <= LARGE_BODY_BYTES and not alone:
             yield loop.time() + seconds
             return

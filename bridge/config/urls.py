@@ -51,24 +51,25 @@ def _check_broker(value: SecretStr) -> SecretStr:
 
 
 def _check_proxy(value: SecretStr) -> SecretStr:
-    url = _parse_with_login(value, _PROXY)
-    # yarl accepts a host with white space.
-    if url.scheme not in {"http", "https"} or not url.host or re.search(r"\s", url.host):
-        raise ValueError(f"must look like {_PROXY}")
+    _require_http(_parse_with_login(value, _PROXY), _PROXY)
     return value
 
 
 def _check_http(value: str, *, remedy: str = "") -> str:
     url = _parse(value, _HTTP)
-    # yarl accepts a host with white space.
-    if url.scheme not in {"http", "https"} or not url.host or re.search(r"\s", url.host):
-        raise ValueError(f"must look like {_HTTP}")
+    _require_http(url, _HTTP)
     if url.user is not None or url.password is not None:
         # An HTTP client would send it as Basic authentication, in place of the API key.
         raise ValueError(f"must not hold a user or password{remedy}")
     if url.query_string or url.fragment:
         raise ValueError("must not hold a query or a fragment")
     return value
+
+
+def _require_http(url: URL, example: str) -> None:
+    # yarl accepts a host with white space.
+    if url.scheme not in {"http", "https"} or not url.host or re.search(r"\s", url.host):
+        raise ValueError(f"must look like {example}")
 
 
 def _check_public(value: str) -> str:

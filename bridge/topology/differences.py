@@ -157,7 +157,7 @@ def _cost_of_delivery_limit(facts: QueueFacts) -> str:
     limit = facts.value("delivery-limit")
     if limit < 0:
         return "before RabbitMQ 4 a message that is returned once is dropped"
-    text = queue_facts.dropped_by_delivery_limit(limit, "delivery-limit")
+    text = queue_facts.dropped_by_delivery_limit(limit)
     return queue_facts.dropped_to(facts, text)
 
 

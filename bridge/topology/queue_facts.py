@@ -94,10 +94,10 @@ def refuses_when_full(facts: QueueFacts) -> bool:
     return has_limit and facts.value("overflow") in {"reject-publish", "reject-publish-dlx"}
 
 
-def dropped_by_delivery_limit(limit: int, whose: str) -> str:
-    """Describe after how many returns a message is dropped; `whose` is the source of the limit."""
+def dropped_by_delivery_limit(limit: int) -> str:
+    """Describe after how many returns a message is dropped."""
     return (
-        f"a message that came back {limit + 1} times is dropped ({whose}): "
+        f"a message that came back {limit + 1} times is dropped (delivery-limit): "
         "each crash of a consumer and each look counts"
     )
 

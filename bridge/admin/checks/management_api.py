@@ -145,7 +145,7 @@ def _over_delivery_limit(facts: QueueFacts, version: tuple[int, ...]) -> str | N
     if facts.type != "quorum" or limit is None:
         return None
     if limit >= 0:
-        return queue_facts.dropped_by_delivery_limit(limit, "delivery-limit")
+        return queue_facts.dropped_by_delivery_limit(limit)
     if version >= _DEFAULT_LIMIT_SINCE:
         return None
     return "delivery-limit is negative: this RabbitMQ drops a message that comes back once"

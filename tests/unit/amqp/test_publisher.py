@@ -214,19 +214,14 @@ def publish(
     ours: Publisher, message_id: str | None = None, *, key: str = "queue", **changed: Any
 ) -> "asyncio.Task[str]":
     """Publish in a task; it returns what the caller is told."""
-    timeout_seconds = changed.pop("timeout_seconds", None)
+    timeout_seconds = changed.pop("timeout_seconds", GUARD_SECONDS)
     body = changed.pop("body", b"body")
     properties = Properties(message_id=message_id, **changed)
 
     async def told() -> str:
         try:
-            await ours.publish(
-                body,
-                exchange="",
-                routing_key=key,
-                properties=properties,
-                timeout_seconds=timeout_seconds,
-            )
+            ours._timeout_seconds = timeout_seconds
+            await ours.publish(body, exchange="", routing_key=key, properties=properties)
         except PublishError as error:
             return error.fault
         return "confirmed"
