@@ -88,7 +88,7 @@ _TLS_ALERT: Final = b"\x15\x03"
 
 
 def refusal(error: Exception, host: str, closed: tuple[int, str], foreign: bytes) -> ConnectError:
-    """Build the error for a failed connection attempt, with its fault and the remedy.
+    """Build the error for a failed connection, with its fault and the remedy.
 
     `closed` is the broker's close code and text, `foreign` the first bytes of an answer that was
     not AMQP.

@@ -47,7 +47,7 @@ def configure_logging(
     logging.basicConfig(level=configured, handlers=[_LibraryHandler(lines, finish)], force=True)
     # At DEBUG, asyncio writes whole frames, bodies included, into the template itself.
     logging.getLogger("asyncio").setLevel(max(configured, logging.INFO))
-    # These log errors that they also raise or return, in several lines for each attempt.
+    # These log errors that they also raise or return, in several lines for each connection.
     for name in ("aiormq", "aio_pika", "opentelemetry"):
         logging.getLogger(name).setLevel(
             logging.INFO if configured <= logging.DEBUG else logging.CRITICAL

@@ -143,7 +143,7 @@ class Delivery:
             self.give_slot_back = None
 
     def begin_again(self) -> None:
-        """Reset its times to those of a new delivery, after an attempt that settled nothing."""
+        """Reset its times to those of a new delivery, after a POST that settled nothing."""
         self.received = self.clock()
         self.waited_seconds = {}
 

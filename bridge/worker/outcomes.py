@@ -2,9 +2,9 @@
 
 `fates` interprets the answer to a POST; this module weighs it against the attempts of the message.
 
-An attempt is one delivery with a POST, or with several POSTs if the first ones never left. It
-counts towards `worker.max_attempts`, unless the failure is not the message's own. `Sent` and `Dead`
-are also the outcome of the message, which `Announcer` publishes as an outcome event.
+An attempt is a POST that counts towards `worker.max_attempts`. A POST does not count if its failure
+is not the message's own, and quick repeats of a request that never left count as one. `Sent` and
+`Dead` are also the outcome of the message, which `Announcer` publishes as an outcome event.
 """
 
 from dataclasses import dataclass
@@ -61,13 +61,13 @@ class Sent(NamedTuple):
 
 
 class Retried(NamedTuple):
-    """Another attempt follows after a wait; `counted`: this one counts as an attempt.
+    """The message is to be sent after a wait; `counted`: its last POST counts as an attempt.
 
     A copy waits in a retry queue. In ordered mode the message waits in this process, unless it is
     not due yet.
 
-    `uncertain`: the message may have been sent; this is counted separately, even if the attempt is
-    not. `code` is the API's own error code, `meaning` the preset's explanation of it.
+    `uncertain`: the message may have been sent; this is counted separately, even if the POST is not
+    an attempt. `code` is the API's own error code, `meaning` the preset's explanation of it.
     """
 
     reason: RetryReason
@@ -81,7 +81,7 @@ class Retried(NamedTuple):
 
 
 class Dead(NamedTuple):
-    """The message moves to the dead-letter queue; `counted`: the last attempt counts."""
+    """The message moves to the dead-letter queue; `counted`: its last POST counts as an attempt."""
 
     reason: DeadReason
     detail: str

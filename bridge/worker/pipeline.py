@@ -241,7 +241,7 @@ class Pipeline:
 async def post_when_allowed(
     account: Account, pauses: WorkerPauses, delivery: Delivery, request: SendRequest
 ) -> Outcome:
-    """Post a message, again if the account holds it here for another attempt.
+    """Post a message, again if the account holds it here.
 
     Raises BrokerError if the delivery returns to the queue.
     """
@@ -275,7 +275,7 @@ def _go_on_with(delivery: Delivery, released: Released | None) -> Retried | Dead
 
 
 def _is_tried_again(outcome: Outcome | None) -> TypeGuard[Retried]:
-    """Whether another attempt follows; a message that is not due yet has no place in the order."""
+    """Whether the message is sent again; one that is not due yet has no place in the order."""
     return isinstance(outcome, Retried) and outcome.reason != "not_before"
 
 

@@ -267,7 +267,7 @@ class Settler:
         return acked
 
     def report_retried(self, delivery: Delivery, outcome: Retried) -> None:
-        """Log and count an attempt of a delivery that waits here for the next one."""
+        """Log and count a retry of a delivery that waits here for it."""
         self._count(delivery, name_of(outcome), outcome.reason, outcome)
 
     def report_released(self, delivery: Delivery, reason: ReleaseReason) -> None:

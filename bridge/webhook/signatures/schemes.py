@@ -176,7 +176,7 @@ SCHEMES: Final[Mapping[SchemeName, Scheme]] = MappingProxyType(
             encoding="base64",
             signed_content="{timestamp}\n{url}\n{body_sha256}",
             timestamp_from="messagebird-request-timestamp",
-            # Bird's retries have the timestamp of the first attempt, for up to a day.
+            # Bird's retries have the timestamp of the first webhook, for up to a day.
             tolerance_seconds=86400.0,
         ),
     }

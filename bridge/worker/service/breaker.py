@@ -301,7 +301,7 @@ class CircuitBreaker:
                 return self._decide(answer, envelope, is_spared=False)
             case Fate.SLOW_DOWN:
                 # If no other message is about to be sent, this one moves to a retry queue after one
-                # more attempt, to make room for others.
+                # more POST, to make room for others.
                 is_in_the_way = self.classifier.is_subject_again(key)
                 is_in_the_way = is_in_the_way and not self.classifier.others
                 can_be_held = trip is None and not is_in_the_way

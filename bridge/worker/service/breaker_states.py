@@ -55,7 +55,7 @@ class Rank(IntEnum):
 
     RELUCTANT: the probe's failure would prove nothing new, because the message or another one to
     its number received an ambiguous status; or it would make the message a dead letter. TRIED: the
-    last probe, which waits here for its next attempt. NOBODY: there is no probe.
+    last probe, which waits here to be sent again. NOBODY: there is no probe.
     """
 
     WILLING = 0

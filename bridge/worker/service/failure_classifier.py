@@ -87,7 +87,7 @@ class FailureClassifier:
     """Remembers which messages of one worker received doubtful answers, by key.
 
     The memory is limited, and the oldest entries are dropped first: a forgotten fault is found
-    again at the cost of one more attempt. Recipients' numbers are remembered too; those with
+    again at the cost of one more POST. Recipients' numbers are remembered too; those with
     ambiguous answers only to choose a better probe. Requests are numbered from the start, and the
     numbers serve as times. `others` are the messages about to be sent, or sent since counting
     began: their answers may show that a wait is not for all. Discard a message that leaves.
