@@ -136,7 +136,7 @@ class Capacity:
         """Number of requests that may be in flight now."""
         return self._slots.limit
 
-    def free_slot(self) -> "RequestSlot | None":
+    def take_free_slot(self) -> "RequestSlot | None":
         """Take a slot if one is free and no delivery waits for it; use it in a `with` block."""
         return RequestSlot(self, self._slots) if self._slots.acquire_free() else None
 

@@ -191,7 +191,7 @@ class Account:
         async with self.rates.token(
             request.sender, delivery.waits, is_urgent=delivery.is_urgent
         ) as token:
-            with self._capacity.free_slot() or await self._wait_for_slot(delivery) as slot:
+            with self._capacity.take_free_slot() or await self._wait_for_slot(delivery) as slot:
                 if self._pauses.is_on or not breaker.admits(key):
                     return None
                 if self._expired(delivery) is not None:

@@ -221,7 +221,7 @@ class World:
         free = asyncio.Event()
 
         async def one() -> None:
-            with self.capacity.free_slot() or await self.capacity.slot(
+            with self.capacity.take_free_slot() or await self.capacity.slot(
                 make_delivery().waits
             ) as slot:
                 slot.begin()
@@ -256,20 +256,20 @@ async def test_fixed_capacity(concurrency: int, held: int) -> None:
 async def test_how_long_a_slot_is_held(answer: Answer | None, *, is_kept: bool) -> None:
     """A slot is held until the end of the block, or, when it is kept, until it is given back."""
     capacity = World(concurrency=1).capacity
-    slot = capacity.free_slot()
+    slot = capacity.take_free_slot()
     assert slot is not None
     with slot:
         slot.begin()
         slot.answer = answer
         if is_kept:
             give_back = slot.keep()
-        assert capacity.free_slot() is None
+        assert capacity.take_free_slot() is None
 
     if is_kept:
-        assert capacity.free_slot() is None
+        assert capacity.take_free_slot() is None
         give_back()
-    assert capacity.free_slot() is not None
-    assert capacity.free_slot() is None
+    assert capacity.take_free_slot() is not None
+    assert capacity.take_free_slot() is None
 
 
 async def test_slots_follow_the_limit() -> None:
