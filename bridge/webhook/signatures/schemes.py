@@ -13,8 +13,8 @@ from bridge.config import SignatureSettings
 from bridge.config.webhook import (
     Algorithm,
     Encoding,
-    SecretEncoding,
     SchemeName,
+    SecretEncoding,
     TimestampUnit,
 )
 from bridge.errors import ConfigError
