@@ -70,17 +70,12 @@ async def publish(
     queue: str,
     *,
     size: int = 0,
-    timeout_seconds: float | None = None,
+    timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> str:
     properties = Properties(message_id=str(number), delivery_mode=2)
+    ours._timeout_seconds = timeout_seconds
     try:
-        await ours.publish(
-            b"x" * size,
-            exchange="",
-            routing_key=queue,
-            properties=properties,
-            timeout_seconds=timeout_seconds,
-        )
+        await ours.publish(b"x" * size, exchange="", routing_key=queue, properties=properties)
     except PublishError as error:
         return error.fault
     return "confirmed"
@@ -190,14 +185,9 @@ async def test_a_frozen_broker_does_not_fill_the_memory(bench: Bench) -> None:
     properties, body = Properties(delivery_mode=2), bytes(1 << 20)
 
     async def refusal(ours: Publisher) -> str:
+        ours._timeout_seconds = 0.01
         try:
-            await ours.publish(
-                body,
-                exchange="",
-                routing_key=bench.queue,
-                properties=properties,
-                timeout_seconds=0.01,
-            )
+            await ours.publish(body, exchange="", routing_key=bench.queue, properties=properties)
         except PublishError as error:
             return str(error)
         return ""
