@@ -61,7 +61,7 @@ def check(  # noqa: PLR0913  an option each
         list[str] | None,
         typer.Option(
             metavar="ANSWER",
-            help="With --render: an answer to judge, as a status and a body. May be repeated.",
+            help="With --render: an answer of the service, as status and body. May be repeated.",
         ),
     ] = None,
     changed: Annotated[
