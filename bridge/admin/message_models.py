@@ -34,8 +34,8 @@ class RequestHeaders(_Described):
     expires_at: Moment | None = Field(
         None,
         alias="sms-bridge-expires-at",
-        description="If the message has not been sent by this time, it becomes a dead letter with "
-        "the reason `expired`. The time is in Unix seconds, or in RFC 3339 with a time zone.",
+        description="A message that has not been sent by this time becomes a dead letter with the "
+        "reason `expired`. The time is in Unix seconds, or in RFC 3339 with a time zone.",
     )
     not_before: Moment | None = Field(
         None,
@@ -93,7 +93,7 @@ class DeadLetterHeaders(_Described):
     )
     queue: str = Field(
         alias="sms-bridge-queue",
-        description="The queue that the message came from. `dlq replay` returns the message to it.",
+        description="The queue that the message came from, and to which `dlq replay` returns it.",
     )
     traceparent: TraceParent | None = Field(None, description="As on the request.")
     tracestate: str | None = Field(None, description="As on the request.")
