@@ -213,9 +213,9 @@ def _events_row(preset: Preset) -> tuple[str, ...]:
 def _repeats_row(preset: Preset) -> tuple[str, ...]:
     endpoint = EndpointSettings.model_validate({"path": "/webhooks", "preset": preset})
     seconds = endpoint.response_timeout_seconds or WebhookSettings().response_timeout_seconds
-    ours = f"within {seconds:g} s"
+    ours = f"Within {seconds:g} s."
     if endpoint.unsigned != 401:
-        ours += ", with 503 if the signature is missing, unreadable or stale"
+        ours += " The answer is 503 if the signature is missing, unreadable or stale."
     return (f"[{title_of(preset)}]({page_of(preset).name})", webhook_repeats(preset), ours)
 
 
