@@ -35,9 +35,9 @@ app = typer.Typer(
     epilog=(
         "The dead letters are in the queue <worker.queue>.dead. The RabbitMQ user needs permission "
         "to read this queue and to write amq.default. Each command returns the letters that it "
-        "does not take. RabbitMQ before 4.3 counts these returns. The command therefore replaces a "
-        "letter that was returned before by a copy at the end of the queue, so that no delivery "
-        "limit drops the letter."
+        "does not replay or discard. RabbitMQ before 4.3 counts these returns towards a delivery "
+        "limit. If a letter was returned before, the command therefore replaces it by a copy at "
+        "the end of the queue, so that the limit does not drop it."
     ),
 )
 
