@@ -80,24 +80,21 @@ def request_part(rendering: Rendering) -> str:
     return "\n".join(lines)
 
 
-def answers_part(rendering: Rendering) -> str:
-    examples = [answer for answer in rendering.answers if answer.status is not None]
+def answers_part(rendering: Rendering, title: str) -> str:
+    """Make the table of the documented answers, and link to the service's other error codes."""
     shown = table(
         ("Meaning", "Status", "Code", "Result"),
         (
             (str(answer.means), str(answer.status), as_code(answer.code), in_words(answer.becomes))
-            for answer in examples
+            for answer in rendering.answers
+            if answer.status is not None
         ),
     )
-    further = [
-        (as_code(answer.code), answer.means or "-", in_words(answer.becomes))
-        for answer in rendering.answers
-        if answer.status is None
-    ]
-    if not further:
+    if all(answer.status is not None for answer in rendering.answers):
         return shown
-    head = ("Further codes", "Meaning", "Result")
-    return f"{shown}\n\n{table(head, further)}"
+    anchor = re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
+    further = f"[Error codes](../error-codes.md#{anchor}) lists further codes of the service."
+    return f"{shown}\n\n{further}"
 
 
 def in_words(becomes: str) -> str:
@@ -148,10 +145,11 @@ def index_part(folder: Path) -> str:
             "Service",
             "Preset",
             "Requests compared with",
-            "Known error codes",
             "Idempotency key",
             "Webhook signature",
             "Receipts",
+            "Opt-out",
+            "Media",
         ),
         (_row(preset, folder) for preset in SERVICES),
     )
@@ -163,51 +161,6 @@ def repeats_part() -> str:
         ("Service", "When the service repeats a webhook", "How the bridge answers"),
         (_repeats_row(preset) for preset in SERVICES),
     )
-
-
-# Source of the webhooks' fields, and the client that signs or reads them in a test.
-_HELD_AGAINST: Final[dict[Preset, tuple[str, str]]] = {
-    "twilio": ("documentation", "`twilio` signs"),
-    "vonage": ("documentation and Java client", "`vonage-jwt` signs"),
-    "vonage-sms": ("API definition", "-"),
-    "telnyx": ("documentation", "`telnyx` reads"),
-    "messagebird": ("two other receivers", "`messagebird` signs"),
-    "sinch": ("documentation", "`sinch` signs and reads"),
-    "plivo": ("documentation", "`plivo` signs"),
-    "infobip": ("documentation", "`infobip-api-python-client` reads"),
-    "android-sms-gateway": ("documentation", "-"),
-    "httpsms": ("the server's source code", "-"),
-}
-
-
-def events_part() -> str:
-    """Make the table of the events that each service's webhooks become."""
-    return table(
-        (
-            "Service",
-            "Message",
-            "Receipt",
-            "Opt-out",
-            "Returns `message_id`",
-            "Media",
-            "Source of the fields",
-            "Client in the tests",
-        ),
-        (_events_row(preset) for preset in SERVICES),
-    )
-
-
-def _events_row(preset: Preset) -> tuple[str, ...]:
-    endpoint = EndpointSettings.model_validate({"path": "/webhooks", "preset": preset})
-    has = (
-        endpoint.message.from_pointers,
-        endpoint.receipts.status_pointers,
-        endpoint.opt_out.keyword_pointers,
-        _returns_our_id(preset),
-        endpoint.message.media,
-    )
-    name = f"[{title_of(preset)}]({page_of(preset).name})"
-    return (name, *("yes" if one else "-" for one in has), *_HELD_AGAINST[preset])
 
 
 def _repeats_row(preset: Preset) -> tuple[str, ...]:
@@ -223,19 +176,20 @@ def _row(preset: Preset, folder: Path) -> tuple[str, ...]:
     first = yaml_blocks(page_of(preset).read_text(encoding="utf-8"))[0]
     api = settings_of(first, folder).sms_api
     client = CLIENTS.get(preset)
+    endpoint = EndpointSettings.model_validate({"path": "/webhooks", "preset": preset})
     return (
         f"[{title_of(preset)}]({page_of(preset).name})",
         f"`{preset}`",
         f"`{client}` {_locked_version(client)}" if client else "the server's source code",
-        str(len(api.response.errors)),
         f"`{api.idempotency}`" if api.knows_repeats else "none",
-        _signature(preset),
-        _receipts(preset),
+        _signature(endpoint),
+        _receipts(preset, endpoint),
+        "yes" if endpoint.opt_out.keyword_pointers else "-",
+        "yes" if endpoint.message.media else "-",
     )
 
 
-def _signature(preset: Preset) -> str:
-    endpoint = EndpointSettings.model_validate({"path": "/webhooks", "preset": preset})
+def _signature(endpoint: EndpointSettings) -> str:
     if not endpoint.knows_signature:
         return "none"
     scheme = SCHEMES[endpoint.signature.preset]
@@ -245,9 +199,8 @@ def _signature(preset: Preset) -> str:
     return f"{token}{kind} in `{scheme.header}`"
 
 
-def _receipts(preset: Preset) -> str:
-    receipts = EndpointSettings.model_validate({"path": "/webhooks", "preset": preset}).receipts
-    if not receipts.status_pointers:
+def _receipts(preset: Preset, endpoint: EndpointSettings) -> str:
+    if not endpoint.receipts.status_pointers:
         return "none"
     return "by `message_id`" if _returns_our_id(preset) else "by `provider_id`"
 
@@ -279,11 +232,10 @@ def pages(folder: Path) -> dict[Path, str]:
         rendering = rendering_of(preset, folder)
         text = page_of(preset).read_text(encoding="utf-8")
         text = with_part(text, "request", request_part(rendering))
-        text = with_part(text, "answers", answers_part(rendering))
+        text = with_part(text, "answers", answers_part(rendering, title_of(preset)))
         made[page_of(preset)] = with_part(text, "webhooks", webhooks_part(preset))
     index = INDEX.read_text(encoding="utf-8")
     index = with_part(index, "services", index_part(folder))
-    index = with_part(index, "events", events_part())
     return made | {INDEX: with_part(index, "repeats", repeats_part())}
 
 
