@@ -16,9 +16,15 @@ from bridge.worker.delivery import MAX_HOLD_SECONDS, Delivery
 from bridge.worker.fates import Answer, PauseReason, judge_failure, judge_status
 from bridge.worker.outcomes import Dead, Outcome, Retried, Sent
 from bridge.worker.request import SendRequest
-from bridge.worker.service.breaker import BEHIND_SECONDS, PATIENCE_SECONDS, CircuitBreaker
-from bridge.worker.service.breaker_states import OUTAGE_REQUESTS
-from tests.breakers import Parts, open_breaker
+from bridge.worker.service.breaker import (
+    BEHIND_SECONDS,
+    PATIENCE_SECONDS,
+    CircuitBreaker,
+    News,
+    WaitHere,
+)
+from bridge.worker.service.breaker_states import OUTAGE_REQUESTS, ServiceState
+from tests.breakers import Alone, Parts, open_breaker
 from tests.clock import LeapingWorld
 from tests.deliveries import make_delivery
 from tests.ears import Ears
@@ -642,6 +648,17 @@ def test_a_suspected_outage_holds_a_message_once(world: World) -> None:
     assert world.run(admit(breaker, "m", attempts=1)) == FIRST_STEP
 
 
+def test_messages_held_back_are_limited(world: World) -> None:
+    """While an outage is suspected, at most 10,000 messages are delayed; the others are sent."""
+    breaker, request = world.breaker(), request_of("m")
+    note(breaker, FAILED, 10)
+    verdicts = [
+        breaker.admit(make_delivery(fresh(), attempts=1), request) is None for _ in range(10_001)
+    ]
+
+    assert verdicts == [False] * 10_000 + [True]
+
+
 def test_suspected_outage_is_shown(world: World, ears: Ears) -> None:
     """It is seen in the metrics and told once, until it is refuted or becomes a pause."""
     breaker = world.breaker()
@@ -775,6 +792,23 @@ def test_many_messages_to_a_bad_number_are_no_probes(world: World) -> None:
 
     assert (waited, breaker.probes_wanted) == ([0] * 20, 2)
     assert claims(world, breaker, "good")
+
+
+def test_only_a_failed_probe_is_published_as_one(world: World) -> None:
+    """The other workers double their wait for each published failure of a probe."""
+
+    class Listening(Alone):
+        def publish(self, news: News, state: ServiceState) -> None:  # noqa: ARG002
+            heard.append(news)
+
+    heard: list[News] = []
+    breaker = Parts(SETTINGS, world.metrics, cluster=Listening(), clock=world.loop.time).breaker
+    note(breaker, status(401))
+    world.run(admit(breaker, "probe"))
+    assert heard == ["opened"]
+
+    rule(breaker, status(401), "probe")
+    assert heard == ["opened", "probe_failed"]
 
 
 # --- Limits of one message, and of one sender -----------------------------------------------------
@@ -989,6 +1023,21 @@ def test_limited_message_does_not_wait_for_others_for_long(world: World) -> None
     breaker.classifier.begin("slow")
 
     assert world.seconds(admit(breaker, "bad")) <= 5.5 + BEHIND_SECONDS + 0.1
+
+
+def test_limited_message_goes_first_after_a_minute(world: World) -> None:
+    """A message that has been held for more than a minute no longer waits behind others."""
+    verdicts = []
+    for held_seconds in (60, 61):
+        breaker = world.breaker(chance=lambda: 0.0)
+        delivery = make_delivery("bad", clock=world.loop.time)
+        world.passes(held_seconds - 6)
+        rule(breaker, status(429, wait=5), "bad")
+        breaker.classifier.begin("slow")
+        world.passes(6)
+        verdicts.append(breaker.admit(delivery, request_of("bad")))
+
+    assert verdicts == [WaitHere("retry_after", 1.5), None]
 
 
 def test_limited_message_does_not_wait_through_one_wait_after_the_other(world: World) -> None:

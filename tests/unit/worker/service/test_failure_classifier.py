@@ -167,6 +167,17 @@ def test_memory_is_bounded(classifier: FailureClassifier) -> None:
     assert len(classifier._suspects) == len(classifier._recipients) == MAX_SUSPECTS
 
 
+def test_memory_of_limits_is_bounded(classifier: FailureClassifier) -> None:
+    """Of too many limited messages, numbers and senders the oldest are forgotten."""
+    for number in range(10_001):
+        answered(classifier, LIMITED, f"m{number}", sender=f"s{number}")
+
+    assert not classifier.is_subject("m0")
+    assert classifier.is_subject("m1")
+    assert len(classifier._messages) == len(classifier._numbers) == 10_000
+    assert len(classifier._senders) == len(classifier._tallies) == 1000
+
+
 def test_recipient_is_suspect(classifier: FailureClassifier) -> None:
     """Another message to the number of a suspect is one, until one to it is accepted."""
     suspected(classifier, "first", "number")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.worker.service.retry_after import read_retry_after
+from bridge.worker.service.retry_after import SenderRetryAfter, read_retry_after
 
 # Sun, 06 Nov 1994 08:49:37 GMT, the moment of all of RFC 9110's examples.
 THEN = 784111777.0
@@ -167,6 +167,15 @@ DATE_PARTS = st.lists(
     ),
     max_size=7,
 ).map(" ".join)
+
+
+def test_waits_of_senders_are_limited() -> None:
+    """Of 1001 senders that have to wait, the first one is forgotten."""
+    waits = SenderRetryAfter()
+    for number in range(1001):
+        waits.extend(str(number), 60, now=0, chance=0)
+
+    assert [waits.seconds_left(sender, now=0) for sender in ("0", "1", "1000")] == [0, 60, 60]
 
 
 @given(DATE_PARTS, DATE_PARTS)
