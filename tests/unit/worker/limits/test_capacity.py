@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bridge.config import WorkerSettings
 from bridge.worker.fates import Answer, Fate, judge_status
 from bridge.worker.limits.adaptive_limit import FIRST_HELD, FIRST_LIMIT
-from bridge.worker.limits.capacity import URGENT_IN_A_ROW, Capacity, Slots
+from bridge.worker.limits.capacity import Capacity, Slots
 from tests.clock import Clock
 from tests.deliveries import make_delivery
 from tests.ears import Ears
@@ -157,10 +157,10 @@ async def test_urgent_pass_all_others() -> None:
 
 async def test_urgent_starve_nobody() -> None:
     """While both wait, each ninth slot goes to one that is not urgent."""
-    had = await served("u" * 4 * URGENT_IN_A_ROW, "oo", "u" * URGENT_IN_A_ROW)
+    had = await served("u" * 4 * 8, "oo", "u" * 8)
 
-    turn = "u" * URGENT_IN_A_ROW + "o"
-    assert had == 2 * turn + "u" * 3 * URGENT_IN_A_ROW
+    turn = "u" * 8 + "o"
+    assert had == 2 * turn + "u" * 3 * 8
 
 
 async def test_urgent_among_themselves_count_for_nothing() -> None:
@@ -172,7 +172,7 @@ async def test_urgent_among_themselves_count_for_nothing() -> None:
         had.append(who)
 
     await slots.acquire()
-    for _ in range(3 * URGENT_IN_A_ROW):
+    for _ in range(3 * 8):
         task = asyncio.create_task(take("u"))
         await settle()
         slots.give_back()

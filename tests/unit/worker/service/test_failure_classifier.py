@@ -216,6 +216,38 @@ def test_late_acceptance_takes_no_evidence_away(classifier: FailureClassifier) -
     assert suspected(classifier)
 
 
+def test_limit_is_not_shown_by_what_was_in_flight(classifier: FailureClassifier) -> None:
+    """What left before the first such answer had come does not show whom the limit concerns."""
+    bad, good = classifier.begin("bad"), classifier.begin("good")
+    answered(classifier, LIMITED, "bad", number=bad)
+    accepted(classifier, number=good)
+    assert classifier.about("bad", "bad", "A") is None
+
+    accepted(classifier)
+    assert classifier.about("bad", "bad", "A") == "message"
+
+
+def test_a_tenth_of_the_others_may_be_limited_too(classifier: FailureClassifier) -> None:
+    """With one such answer to another message, ten acceptances show whom the limit concerns."""
+    answered(classifier, LIMITED, "bad")
+    answered(classifier, LIMITED, "other")
+    for number in range(9):
+        accepted(classifier, str(number))
+    assert classifier.about("bad", "bad", "A") is None
+
+    accepted(classifier)
+    assert classifier.about("bad", "bad", "A") == "message"
+
+
+def test_limit_of_the_old_key_is_forgotten(classifier: FailureClassifier) -> None:
+    """A 429 that arrives after the key has changed says nothing about the new one."""
+    old = classifier.begin("bad")
+    classifier.renew_key()
+    answered(classifier, LIMITED, "bad", number=old)
+
+    assert not classifier.is_subject("bad")
+
+
 def test_sender_is_shown_by_other_senders_only(classifier: FailureClassifier) -> None:
     """What is accepted of others after a sender's first such answer shows that it is the sender's.
 
