@@ -8,8 +8,6 @@ import pytest
 from bridge.worker.delivery import MAX_HOLD_SECONDS
 from bridge.worker.fates import Answer, PauseReason, judge_failure, judge_status
 from bridge.worker.service.breaker_states import (
-    MAX_OUTAGE_PROBE_SECONDS,
-    MAX_PROBE_SECONDS,
     OUTAGE_REQUESTS,
     BreakerPhase,
     Rank,
@@ -245,10 +243,11 @@ def test_probes_wanted(rank: Rank, wanted: int) -> None:
     [
         ("outage", Rank.WILLING, 0, 1),
         ("outage", Rank.WILLING, 3, 8),
-        ("outage", Rank.WILLING, 9, MAX_OUTAGE_PROBE_SECONDS),
+        ("outage", Rank.WILLING, 9, 15),
         ("outage", Rank.RELUCTANT, 5, 32),
-        ("misconfigured", Rank.WILLING, 9, MAX_PROBE_SECONDS),
-        ("misconfigured", Rank.RELUCTANT, 9, MAX_PROBE_SECONDS),
+        ("outage", Rank.RELUCTANT, 9, 300),
+        ("misconfigured", Rank.WILLING, 9, 60),
+        ("misconfigured", Rank.RELUCTANT, 9, 60),
     ],
 )
 @pytest.mark.parametrize("chance", [0.0, 1.0])
@@ -260,6 +259,15 @@ def test_wait_to_probe(
     breaker = after(breaker, offered("p", rank))
 
     assert breaker.seconds_to_probe(START) == pytest.approx(seconds * (0.8 + 0.2 * chance))
+
+
+def test_a_peer_that_repeats_itself_does_not_put_the_probe_off() -> None:
+    """Each heartbeat has the number of failed probes; only a larger one restarts the wait."""
+    before = opened(failures=(3, 3))
+    repeated = after(before, peer_opened("misconfigured", failures=(3, 3)), now=START + 5)
+    failed = after(before, peer_opened("misconfigured", failures=(4, 4)), now=START + 5)
+
+    assert [one.seconds_to_probe(START + 5) for one in (repeated, failed)] == [8 - 5, 16]
 
 
 def test_probe_that_would_wait_for_minutes_is_none() -> None:
