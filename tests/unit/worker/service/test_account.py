@@ -241,6 +241,12 @@ def test_a_timestamp_that_cannot_be_true_is_no_latency(ahead: float, counted: in
         assert count == counted
 
 
+@pytest.mark.parametrize(("seconds", "ends"), [(0, Dead), (1, Sent)])
+def test_message_expires_at_its_moment(world: World, seconds: float, ends: type[Outcome]) -> None:
+    """A message whose expiry has come is not posted; a second before, it is."""
+    assert isinstance(world.one("m", expires_at=world.began + seconds), ends)
+
+
 def test_expiry_while_it_waits(world: World) -> None:
     """A message that expires while it waits for a slot is not posted, and leaves the slot."""
     late = world.delivery("late", expires_at=world.began + 1)

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from bridge.worker.request import OpenSendRequest
-from bridge.worker.service.sender import is_echo
+from bridge.worker.request import OpenSendRequest, SendRequest
+from bridge.worker.service.sender import is_echo, is_number
 
 
 def request(**members: Any) -> OpenSendRequest:
@@ -34,6 +34,14 @@ def test_what_is_of_the_message_is_an_echo(code: str) -> None:
 def test_what_the_message_does_not_say_is_none(code: str) -> None:
     """A code that only shares a few characters with the message by chance stays one."""
     assert not is_echo(code, request())
+
+
+@pytest.mark.parametrize(("number", "is_private"), [("+5550101", True), ("555010", False)])
+def test_id_with_the_number_is_recognised(number: str, *, is_private: bool) -> None:
+    """An id with a whole number of at least seven digits is one; six digits occur by chance."""
+    to = SendRequest.model_construct(to=number)
+
+    assert is_number(f"msg-{number.lstrip('+')}-1", to) == is_private
 
 
 def test_members_of_the_publishers_own_count() -> None:
