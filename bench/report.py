@@ -213,7 +213,7 @@ def _page(results: Results, plots: Mapping[str, str]) -> Iterator[str]:
     yield "## Contestants"
     yield "Workers:"
     yield "\n".join(f"- **{one.name}**: {one.what}." for one in WORKERS)
-    yield ("Receivers, which all verify each webhook, publish it, and wait for the confirm:")
+    yield "Receivers, which all verify each webhook, publish it, and wait for the confirm:"
     yield "\n".join(f"- **{one.name}**: {one.what}." for one in RECEIVERS)
     yield f"{BROKER_LIMIT.name} ({BROKER_LIMIT.what}) shows RabbitMQ's own limit."
     yield "## Machines and versions"
