@@ -105,7 +105,9 @@ class Worker:
         )
         self._dispatcher = Dispatcher(
             own,
-            process=partial(self._run_in_turn, Turns()) if is_ordered else self._run,
+            process=partial(Turns().take_turn, learn=self._learn, work=self._run)
+            if is_ordered
+            else self._run,
             changed=pauses.wake_up.consumer,
             metrics=metrics,
         )
@@ -356,9 +358,6 @@ class Worker:
             metrics.queue_stats_timestamp.set(time.time())
 
     # The task of a delivery
-
-    async def _run_in_turn(self, turns: Turns, delivery: Delivery) -> None:
-        await turns.take_turn(delivery, learn=self._learn, work=self._run)
 
     async def _learn(self, delivery: Delivery) -> None:
         # A bug occurs again when the delivery is identified, which makes it a dead letter.

@@ -244,7 +244,8 @@ class CircuitBreaker:
         behind all others, so that it is sent eventually even if one wait follows another.
         """
         key, now = delivery.envelope.key, self._clock()
-        if self._is_in_the_way(request.sender, now):
+        is_only_sender = self.classifier.is_only_sender(request.sender)
+        if is_only_sender and self._state.retry_after.lets_leave(now):
             # Messages of other senders, behind many of this one, show whether the wait is for all.
             self._become(self.state.after_leaving())
             detail = "the SMS API asked for a wait; messages of other senders go first"
@@ -259,9 +260,6 @@ class CircuitBreaker:
             return None
         self.classifier.expect(key)
         return WaitHere("retry_after", left)
-
-    def _is_in_the_way(self, sender: str, now: float) -> bool:
-        return self._state.retry_after.lets_leave(now) and self.classifier.is_only_sender(sender)
 
     def _seconds_behind(self, key: str, request: SendRequest, now: float) -> float:
         if not self.classifier.is_subject(key):

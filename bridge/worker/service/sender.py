@@ -10,7 +10,6 @@ from typing import Final, get_args
 from pydantic_core import to_json
 from tenacity import (
     AsyncRetrying,
-    RetryCallState,
     retry_if_result,
     stop_after_attempt,
     stop_before_delay,
@@ -106,8 +105,8 @@ class Sender:
             stop=stop_after_attempt(QUICK_POSTS)
             | stop_before_delay(self._quick_seconds - (time.monotonic() - started)),
             wait=wait_random_exponential(multiplier=0.2, max=2),
-            retry=retry_if_result(_never_left),
-            retry_error_callback=_last_answer,
+            retry=retry_if_result(lambda last: last.fate is Fate.NOT_SENT),
+            retry_error_callback=lambda _: answer,
             sleep=sleep,
         )
         posts = 0
@@ -174,17 +173,6 @@ class Sender:
         if not self._has_told_of_pages:
             self._has_told_of_pages = True
             log.warning("web_page_counts_as_sent", status=status, remedy=_REMEDY_OF_PAGES)
-
-
-def _never_left(answer: Answer) -> bool:
-    return answer.fate is Fate.NOT_SENT
-
-
-def _last_answer(state: RetryCallState) -> Answer:
-    outcome = state.outcome
-    assert outcome is not None  # noqa: S101  tenacity calls this after a POST
-    answer: Answer = outcome.result()
-    return answer
 
 
 def is_echo(code: str, request: SendRequest) -> bool:
