@@ -65,17 +65,17 @@ def documented_values() -> Iterator[tuple[str, Any, str]]:
 def readme() -> str:
     """Make the README: what stands above the table is kept, the table is made anew.
 
-    A value that both roles have alike is one row.
+    Values with the same default and the same comment are one row.
     """
     text = README.read_text()
     heading = "\n## Values\n"
-    rows: dict[tuple[str, str, str], list[str]] = {}
+    rows: dict[tuple[str, str], list[str]] = {}
     for path, default, comment in documented_values():
-        name = re.sub(r"^(worker|webhook)\.", "ROLE.", path)
-        rows.setdefault((name, json.dumps(default), comment), []).append(f"`{path}`")
+        quoted = f"`{json.dumps(default)}`"
+        shown = quoted if len(quoted) <= MAX_DEFAULT else "see `values.yaml`"
+        rows.setdefault((shown, comment), []).append(f"`{path}`")
     lines = ["| Key | Default | Meaning |", "|---|---|---|"]
-    for (_, default, comment), paths in rows.items():
-        shown = f"`{default}`" if len(default) + 2 <= MAX_DEFAULT else "see `values.yaml`"
+    for (shown, comment), paths in rows.items():
         lines.append(f"| {' '.join(paths)} | {shown} | {comment.replace('|', chr(92) + '|')} |")
     return text.partition(heading)[0] + heading + "\n" + "\n".join(lines) + "\n"
 

@@ -89,7 +89,7 @@ def test_further_arguments_follow_the_role(role: str) -> None:
         text
         for path, _, text in documented_values()
         if path.endswith(".args")
-        for text in re.findall(r"such as \[(.*)\]", text)
+        for text in re.findall(r"such as `\[(.*)\]`", text)
     }
     words = example.split(", ")
     found = container(merged(MINIMAL, nested(f"{role}.args", words)), role)
