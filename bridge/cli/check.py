@@ -83,12 +83,9 @@ def check(  # noqa: PLR0913  an option each
     configured; with --quiet or --online, also if no role is configured.
 
     With --online, the command prints a line for each check instead: ok, warn or fail, and the
-    remedy. With --online and --json, it prints both. It sends, publishes, consumes and creates
-    nothing. It exits with 1 if a role could not work, or if messages would be lost. Whether a
-    worker is paused can be checked only on the computer on which the worker runs.
-
-    With --render, the command prints the request that the worker would post, and the effect of each
-    --answer. Without --answer, it prints the effect of each answer that the preset knows.
+    remedy. It sends, publishes, consumes and creates nothing. It exits with 1 if a role could not
+    work, or if messages would be lost. Whether a worker is paused can be checked only on its own
+    computer.
     """
     settings = read_settings(context, config)
     if render is not None:

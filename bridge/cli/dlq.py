@@ -34,10 +34,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     epilog=(
         "The dead letters are in the queue <worker.queue>.dead. The RabbitMQ user needs permission "
-        "to read this queue and to write amq.default. Each command returns the letters that it "
-        "does not replay or discard. RabbitMQ before 4.3 counts these returns towards a delivery "
-        "limit. If a letter was returned before, the command therefore replaces it by a copy at "
-        "the end of the queue, so that the limit does not drop it."
+        "to read this queue and to write amq.default."
     ),
 )
 
@@ -116,9 +113,8 @@ def list_letters(  # noqa: PLR0913  an option each
 ) -> None:
     """Show the oldest dead letters, one per line: age, reason, attempts, status, code, number, id.
 
-    Without --reveal, phone numbers are masked. With --json, each line is a JSON object. If several
-    dead letters have the same id, they are copies of one message; the last line says how many there
-    are.
+    Without --reveal, phone numbers are masked. Dead letters with the same id are copies of one
+    message; the last line counts them.
     """
     import asyncio
 
@@ -204,13 +200,11 @@ def replay(  # noqa: PLR0913  an option each
 ) -> None:
     """Return dead letters to their queue, so that they are sent with attempts counted from zero.
 
-    A letter keeps its idempotency key. The command skips letters that have expired. It also skips
-    letters that may have been sent, unless you give --include-uncertain, and letters that repeat
-    one of the last 100,000 ids of this run, unless you give --include-repeats.
+    A letter keeps its idempotency key. The command skips letters that have expired, letters that
+    may have been sent, and letters whose id it has already replayed.
 
-    A letter leaves the dead-letter queue only when RabbitMQ has confirmed its copy. If the command
-    is killed, nothing is lost. At most 50 letters are then in both queues, each pair with the same
-    key.
+    If the command is killed, nothing is lost. At most 50 letters are then in both queues, each pair
+    with the same key.
     """
     import asyncio
 
@@ -263,8 +257,7 @@ def discard(  # noqa: PLR0913  an option each
     """Write dead letters to a file, one JSON object per line, and remove them from the queue.
 
     The file contains unmasked phone numbers and texts, and only its owner can read it. The command
-    removes a letter only once the letter is on the disk, so nothing is lost if the command is
-    killed.
+    removes a letter only once it is on the disk.
     """
     import asyncio
 

@@ -59,13 +59,11 @@ def drain(  # noqa: PLR0913  an option each
 ) -> None:
     """Move the waiting messages to the dead letters, for example after a wrong text.
 
-    Run `sms-bridge pause` first, or the workers keep sending. The command counts the messages in
-    the main queue, the urgent queue and their retry queues, and moves that many. Each message
-    becomes a dead letter with the reason `drained`. It keeps its key and expiry, and the text of
-    --reason is stored with it. `dlq list` shows the moved messages, and `dlq replay` returns them.
+    Run `sms-bridge pause` first, or the workers keep sending. The command moves the messages in the
+    main queue, the urgent queue and their retry queues. Each becomes a dead letter with the reason
+    `drained`, and keeps its key and expiry. `dlq replay` returns them.
 
-    A message leaves its queue only when RabbitMQ has confirmed its copy, and when the file lists
-    it. If the command is killed, nothing is lost. At most 256 messages are then in two queues, each
+    If the command is killed, nothing is lost. At most 256 messages are then in two queues, each
     pair with the same id. The file contains ids, times and sizes, but no phone numbers or texts.
     """
     import asyncio

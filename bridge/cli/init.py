@@ -21,13 +21,11 @@ _HELP: Final = """\
 Ask five questions and write config.yaml, or the chart's values.yaml for Kubernetes.
 
 The command asks where the bridge runs, and for the broker, the SMS service, its API key and its
-webhooks. It checks each answer immediately. The configuration contains no secrets, only the names
-of the files or Kubernetes Secrets that hold them. If such a file does not exist, the command asks
-for the secret and writes it to a file that only its owner can read. Ctrl-C ends the command without
-any change.
+webhooks. The configuration contains no secrets, only the names of the files or Kubernetes Secrets
+that hold them. If such a file does not exist, the command asks for the secret and writes the file.
 
 Each option answers a question in advance. With --yes, or without a terminal, the command asks
-nothing. An option that you leave out then has its default, or is reported as missing.
+nothing, and reports missing options.
 """
 
 

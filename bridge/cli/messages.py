@@ -40,9 +40,8 @@ def send(  # noqa: PLR0913  an option each
 ) -> None:
     """Publish one send request and print its message id.
 
-    With --wait, the command also prints the outcome. It then exits with 0 if the message was sent,
-    and with 1 if the message became a dead letter, or if no outcome arrived in time. If a pause or
-    a queue without workers delays the message, the command says so while it waits.
+    With --wait, the command also prints the outcome. It then exits with 1 if the message became a
+    dead letter, or if no outcome arrived in time.
     """
     import asyncio
 
@@ -93,7 +92,7 @@ def listen(
     """Print inbound events as they arrive, one JSON object per line, until Ctrl-C.
 
     When it is ready, the command prints a line to standard error. It misses no event after that,
-    and takes no event from other subscribers. It exits with 1 if the exchange does not exist.
+    and takes no event from other subscribers.
     """
     import asyncio
 

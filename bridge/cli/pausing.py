@@ -27,9 +27,9 @@ def pause(
     """Stop sending: within two seconds, no worker of the queue begins another request.
 
     The pause lasts until `sms-bridge resume`, even if workers and RabbitMQ restart. It is stored in
-    RabbitMQ as the queue <worker.queue>.paused, with the reason and your user and host. The
-    RabbitMQ user needs permission to configure that queue. Requests in flight are finished. All
-    other messages wait in their queues, and may expire there. Nothing is lost.
+    RabbitMQ as the queue <worker.queue>.paused, which the RabbitMQ user must be allowed to
+    configure. Requests in flight are finished. All other messages wait in their queues, and may
+    expire there.
     """
     import asyncio
 
@@ -56,8 +56,8 @@ def pause(
 def resume(context: typer.Context, config: ConfigFile = None) -> None:
     """Resume sending after `sms-bridge pause`. Without such a pause, nothing changes.
 
-    Messages that have expired during the pause become dead letters. The command does not affect
-    pauses that workers began by themselves, for example in an outage. Those end by themselves.
+    Messages that have expired during the pause become dead letters. Pauses that workers began by
+    themselves also end by themselves.
     """
     import asyncio
 

@@ -19,22 +19,21 @@ app = typer.Typer()
 _SANDBOX_HELP: Final = """\
 Run a stand-in for the SMS service, with faults on demand.
 
-The sandbox accepts messages in the format of a preset, keeps them, and sends signed webhooks on
-demand. GET / lists its endpoints. It refuses requests from web pages of other sites. With --preset,
-it prints the settings with which the bridge uses the sandbox.
+The sandbox accepts messages in the format of a preset, and sends signed webhooks on demand. GET /
+lists its endpoints. With --preset, it prints the settings with which the bridge uses the sandbox.
 
 \b
 PUT /sandbox/faults takes a list of faults. The first one that matches a message applies to it:
-  to               the number that the fault applies to (default: every number)
-  count            how often the fault applies (default: until DELETE /sandbox/faults)
+  to               the number (default: every number)
+  count            how often (default: until DELETE /sandbox/faults)
   mode             answer           answer with status and headers (the default)
                    hang             read the request and never answer
                    cut              close the connection without an answer
                    accept_then_cut  accept the message, then close without an answer
   status           the answer's status, 200 to 599; below 300, the message is accepted
   answer           instead of a status, a documented answer of the service, by its meaning, code or
-                   fate; the error for an unknown answer lists all of them
-  headers          headers of the answer, such as {"Retry-After": "2"}
+                   fate
+  headers          headers of the answer
   latency_seconds  delay before the answer, 0 to 600
 """
 

@@ -131,9 +131,8 @@ def verify(
 ) -> None:
     """Compare the broker with what the bridge needs. Exit with 1 if there is a difference.
 
-    The command creates nothing, and prints each difference. Others may have declared the main
-    queues and exchanges, so for these it also prints what the difference can cost. It can compare
-    bindings only through the management API.
+    The command creates nothing. For the main queues and exchanges, it also prints what a difference
+    can cost. It can compare bindings only through the management API.
     """
     import asyncio
 
@@ -164,8 +163,7 @@ def declare(
 ) -> None:
     """Create missing queues, exchanges and bindings, as a role does when it starts.
 
-    The command changes nothing that exists. If a main queue or an exchange has other arguments, the
-    command reports this and leaves it as it is. It exits with 1 if a retry queue or the dead-letter
+    The command changes nothing that exists. It exits with 1 if a retry queue or the dead-letter
     queue has other arguments, or if a permission is missing.
     """
     import asyncio
