@@ -127,20 +127,24 @@ browser:  ## install Chromium for the tests of the sandbox's page, unless it is 
 demo: $(STAMP) broker  ## run both directions for real, with faults, and account for every message (KEEP=1 leaves it running)
 	$(BIN)/python -m bridge demo $(if $(KEEP),--keep)
 
-# More processes than two cores, since many tests wait rather than compute. tests/conftest.py says what
-# is handed out together, and what begins.
-PROCESSES ?= 8
+# tests/conftest.py decides which tests a process gets together, and which begin.
 BY_FILE := --dist loadfile --no-loadscope-reorder
-IN_PARALLEL = -n $(PROCESSES) $(BY_FILE)
-# What measures needs a core that is idle, and waits four fifths of the time: a process for each core.
+# Most tests of these folders wait for brokers and programs, so that eight processes fill two cores.
+# The others compute in three, which spares five processes the seconds that it takes to collect them.
+WAITING := tests/faults tests/integration
+# Tests that measure need an idle core, and wait four fifths of the time: one process for each core.
 APART := -n 2 $(BY_FILE) -m serial
-# $(call run_tests,FOLDER OF PYTEST,PATHS) runs what measures afterwards; 5 means that there is none.
+# $(call run_in,PROCESSES,FOLDER OF PYTEST,PATHS) runs nothing without a path; 5 means no tests.
+run_in = $(if $(3),$(2)/pytest -n $(or $(PROCESSES),$(1)) $(BY_FILE) -m 'not serial and not thorough' $(strip $(3)) || [ $$? -eq 5 ] || failed=1;)
+# $(call run_tests,FOLDER OF PYTEST,PATHS) runs the tests of all paths even if some fail, and those
+# that measure only if none has failed.
 define run_tests
-$(1)/pytest $(IN_PARALLEL) -m 'not serial and not thorough' $(2) || [ $$? -eq 5 ]
+failed=0; $(call run_in,3,$(1),$(if $(2),$(filter-out $(WAITING:=%),$(2)),$(WAITING:%=--ignore %))) \
+    $(call run_in,8,$(1),$(if $(2),$(filter $(WAITING:=%),$(2)),$(WAITING))) [ $$failed = 0 ]
 $(1)/pytest $(APART) $(2) || [ $$? -eq 5 ]
 endef
 
-test: $(DEV_STAMP) broker prometheus amqp-tools browser  ## run all tests, those with a real RabbitMQ and Prometheus too (TESTS=tests/unit/worker PROCESSES=8)
+test: $(DEV_STAMP) broker prometheus amqp-tools browser  ## run all tests, those with a real RabbitMQ and Prometheus too (TESTS=tests/unit/worker PROCESSES=2)
 	$(call run_tests,$(BIN),$(TESTS))
 
 test-thorough: $(DEV_STAMP) prometheus  ## run the tests that test other tests, and many examples of each property, in some minutes
@@ -171,10 +175,8 @@ collect: $(DEV_STAMP)  ## read all tests, and count those of each file
 
 # Collecting takes each process seconds, and few of these tests wait. They share little, so that
 # single ones may be handed on to whoever is done.
-test-fast: PROCESSES = 3
-test-fast: IN_PARALLEL = -n $(PROCESSES) --dist worksteal
 test-fast: $(DEV_STAMP)  ## run the tests that need no broker and no Prometheus, and no seconds of waiting (TESTS=tests/unit/worker)
-	$(BIN)/pytest $(IN_PARALLEL) -m 'not slow and not serial' $(TESTS) \
+	$(BIN)/pytest -n $(or $(PROCESSES),3) --dist worksteal -m 'not slow and not serial' $(TESTS) \
 	    --ignore tests/browser --ignore tests/faults --ignore tests/integration --ignore tests/cluster
 
 # The unit tests of each package with a module in the list, and of each module in no package.
