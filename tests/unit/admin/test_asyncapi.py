@@ -184,12 +184,13 @@ def test_documented_webhooks_have_the_form_of_the_schema(preset: Preset) -> None
     schema = event_schema(settings)
     form = {"$defs": schema["$defs"], **schema["properties"]["body"]}
     payload = asyncapi(settings)["components"]["messages"]["inboundEvent"]["payload"]
+    validators = [jsonschema.Draft202012Validator(one) for one in (form, payload)]
     for webhook in documented_webhooks(preset):
         content_type = webhook.get("content_type", "application/json")
         is_form = content_type != "application/json"
         body = (urlencode if is_form else json.dumps)(webhook["body"]).encode()
         for event in normalize(body, content_type, Verified(0, None, None), fields, now=0):
-            for one in (form, payload):
-                jsonschema.validate(json.loads(event.body), one)
-                with pytest.raises(jsonschema.ValidationError):
-                    jsonschema.validate({**json.loads(event.body), "id": None}, one)
+            written = json.loads(event.body)
+            for validator in validators:
+                validator.validate(written)
+                assert not validator.is_valid({**written, "id": None})
