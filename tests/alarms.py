@@ -1,23 +1,31 @@
 """Alarms of a broker, on purpose."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import httpx
 
 from bridge.sandbox.broker import Broker
+from tests.erlang import evaluate
 from tests.integration.conftest import eventually
+
+# Of the computer's memory.
+USUAL_LIMIT = 0.6
+
+
+def set_memory_limit(broker: Broker, share: float) -> None:
+    """Begin or end a memory alarm, as `rabbitmqctl set_vm_memory_high_watermark` does."""
+    evaluate(broker, f"vm_memory_monitor:set_vm_memory_high_watermark({share:.5f})")
 
 
 @asynccontextmanager
 async def memory_alarm(broker: Broker) -> AsyncIterator[None]:
     """Have a broker take no messages."""
-    await asyncio.to_thread(broker.ctl, "set_vm_memory_high_watermark", "0.00001")
+    set_memory_limit(broker, 0.00001)
     try:
         yield
     finally:
-        await asyncio.to_thread(broker.ctl, "set_vm_memory_high_watermark", "0.6")
+        set_memory_limit(broker, USUAL_LIMIT)
         if broker.management_url is not None:
             await eventually(lambda: _is_over(broker), what="the management API without an alarm")
 

@@ -16,8 +16,9 @@ from bridge.admin.status import StatusReader
 from bridge.cli.status import format_status
 from bridge.worker.fates import Answer
 from bridge.worker.service.sender import Sender
-from tests.alarms import memory_alarm
+from tests.alarms import USUAL_LIMIT, memory_alarm, set_memory_limit
 from tests.amqp_client import open_amqp
+from tests.erlang import evaluate
 from tests.faults.bench import (
     CONSUME_LINK,
     Bench,
@@ -58,7 +59,7 @@ async def test_memory_alarm_during_a_storm_of_errors(bench: Bench) -> None:
         assert 0 < held <= 11
         assert posts <= 11
         bench.service.behave()
-        await asyncio.to_thread(bench.broker.ctl, "set_vm_memory_high_watermark", "0.6")
+        set_memory_limit(bench.broker, USUAL_LIMIT)
         await eventually(lambda: not live.paused, what="resumed")
         await bench.until_taken(numbers)
         await bench.until_settled(live)
@@ -120,7 +121,7 @@ async def test_a_copy_outlives_its_session_in_an_alarm(
         )
         await eventually(lambda: live.metric(received, redelivered="true") >= 5, what="all back")
         bench.service.behave()
-        await asyncio.to_thread(bench.broker.ctl, "set_vm_memory_high_watermark", "0.6")
+        set_memory_limit(bench.broker, USUAL_LIMIT)
         await bench.until_taken(numbers)
         await bench.until_settled(live)
 
@@ -317,9 +318,9 @@ async def test_broker_password_changed_while_running(bench: Bench, tmp_path: Pat
     permissions = '<<"rotated">>, <<"/">>, <<".*">>, <<".*">>, <<".*">>, <<"test">>'
     make = (
         'rabbit_auth_backend_internal:add_user(<<"rotated">>, <<"old password">>, <<"test">>), '
-        f"rabbit_auth_backend_internal:set_permissions({permissions})."
+        f"rabbit_auth_backend_internal:set_permissions({permissions})"
     )
-    await asyncio.to_thread(bench.broker.ctl, "eval", make)
+    evaluate(bench.broker, make)
     url = bench.proxy.url.replace("guest:guest@", "")
     files: dict[str, Any] = {
         "rabbitmq__username_file": str(username),

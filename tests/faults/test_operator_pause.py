@@ -13,6 +13,7 @@ from bridge.errors import BrokerError
 from bridge.topology.paused_queue import PROBE_SECONDS, paused_queue, probe
 from tests.alarms import memory_alarm
 from tests.amqp_client import open_amqp
+from tests.erlang import binary, evaluate
 from tests.faults.amqp_proxy import CHANNEL_CLOSE, PUBLISH, Method
 from tests.faults.bench import Bench, eventually, make_settings, open_link
 
@@ -104,12 +105,16 @@ async def test_a_node_that_hangs_holds_up_no_command(bench: Bench) -> None:
         assert await resume(settings)
 
 
+def add_virtual_host(bench: Bench, name: str) -> None:
+    """Add a virtual host in which the usual user may do everything."""
+    permissions = ", ".join(map(binary, ("guest", name, ".*", ".*", ".*", "test")))
+    evaluate(bench.broker, f"rabbit_vhost:add({binary(name)}, {binary('test')})")
+    evaluate(bench.broker, f"rabbit_auth_backend_internal:set_permissions({permissions})")
+
+
 async def test_a_node_that_knows_of_no_pause(bench: Bench) -> None:
     elsewhere = URL(bench.broker.url).with_path("/elsewhere")
-    await asyncio.to_thread(bench.broker.ctl, "add_vhost", "elsewhere")
-    await asyncio.to_thread(
-        bench.broker.ctl, "set_permissions", "-p", "elsewhere", "guest", ".*", ".*", ".*"
-    )
+    add_virtual_host(bench, "elsewhere")
     urls = [str(elsewhere), bench.broker.url]
     await pause(make_settings(bench.values(rabbitmq__url=urls[1:])), REASON)
     settings = make_settings(bench.values(rabbitmq__url=urls))
@@ -138,10 +143,7 @@ async def test_a_node_that_does_not_know_yet(bench: Bench, monkeypatch: pytest.M
     stale_seconds = 4
     monkeypatch.setattr("bridge.worker.operator_pause.STALE_SECONDS", stale_seconds)
     elsewhere = str(URL(bench.broker.url).with_path("/stale"))
-    await asyncio.to_thread(bench.broker.ctl, "add_vhost", "stale")
-    await asyncio.to_thread(
-        bench.broker.ctl, "set_permissions", "-p", "stale", "guest", ".*", ".*", ".*"
-    )
+    add_virtual_host(bench, "stale")
     async with (
         bench.worker(rabbitmq__url=[bench.proxy.url, elsewhere]) as live,
         open_amqp(elsewhere) as bench.amqp,

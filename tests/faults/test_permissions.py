@@ -22,6 +22,7 @@ from bridge.topology.declarations import worker_topology
 from bridge.topology.paused_queue import paused_queue
 from bridge.topology.upkeep import provide
 from tests.amqp_client import open_amqp
+from tests.erlang import binary, evaluate, version
 from tests.faults.bench import Bench, Live, eventually, make_settings, open_link, running
 from tests.faults.test_receipts import RECEIPTS, post, until_stored
 
@@ -33,25 +34,20 @@ ASKS_SINCE = (4, 2, 6)
 async def user(bench: Bench, configure: str, write: str, read: str) -> AsyncIterator[str]:
     """Make a user that may do what these patterns match, and give the URL of its login."""
     name, password = secrets.token_hex(4), secrets.token_hex(4)
-    patterns = (pattern.replace("\\", r"\\") for pattern in (configure, write, read))
-    terms = ", ".join(f'<<"{term}">>' for term in (name, "/", *patterns, "test"))
-    # At once, since each `rabbitmqctl` starts an Erlang of its own.
-    await asyncio.to_thread(
-        bench.broker.ctl,
-        "eval",
-        f'rabbit_auth_backend_internal:add_user(<<"{name}">>, <<"{password}">>, <<"test">>), '
-        f"rabbit_auth_backend_internal:set_permissions({terms}).",
-    )
+    login = ", ".join(map(binary, (name, password, "test")))
+    permissions = ", ".join(map(binary, (name, "/", configure, write, read, "test")))
+    evaluate(bench.broker, f"rabbit_auth_backend_internal:add_user({login})")
+    evaluate(bench.broker, f"rabbit_auth_backend_internal:set_permissions({permissions})")
     try:
         yield str(URL(bench.proxy.url).with_user(name).with_password(password))
     finally:
-        await asyncio.to_thread(bench.broker.ctl, "delete_user", name)
+        delete = f"rabbit_auth_backend_internal:delete_user({binary(name)}, {binary('test')})"
+        evaluate(bench.broker, delete)
 
 
-async def is_asked_for(bench: Bench) -> bool:
+def is_asked_for(bench: Bench) -> bool:
     """Say whether this broker asks for a permission to declare passively."""
-    text = await asyncio.to_thread(bench.broker.ctl, "version")
-    return tuple(map(int, text.split()[-1].split(".")[:3])) >= ASKS_SINCE
+    return tuple(map(int, version(bench.broker).split(".")[:3])) >= ASKS_SINCE
 
 
 def connections(live: Live) -> float:
@@ -59,7 +55,7 @@ def connections(live: Live) -> float:
 
 
 async def test_no_permission_on_the_mark_of_a_pause(bench: Bench) -> None:
-    hidden = await is_asked_for(bench)
+    hidden = is_asked_for(bench)
     all_but_the_mark = r"^(?!.*\.paused$)"
     admin = make_settings(bench.values(rabbitmq__url=[bench.broker.url]))
     async with (
@@ -106,7 +102,7 @@ async def test_a_mark_that_is_there_at_the_start_is_heeded(bench: Bench) -> None
 
 
 async def test_a_user_that_may_only_consume_and_publish(bench: Bench) -> None:
-    hidden = await is_asked_for(bench)
+    hidden = is_asked_for(bench)
     settings = make_settings(bench.values())
     async with open_link(bench, "operator") as connection:
         assert await provide(connection, worker_topology(settings.worker), "declare") == []
@@ -144,7 +140,7 @@ async def test_a_user_that_may_only_consume_and_publish(bench: Bench) -> None:
 
 
 async def test_a_queue_that_may_not_be_counted_is_named(bench: Bench) -> None:
-    hidden = await is_asked_for(bench)
+    hidden = is_asked_for(bench)
     async with open_link(bench, "operator") as connection:
         topology = worker_topology(make_settings(bench.values()).worker)
         assert await provide(connection, topology, "declare") == []

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
+from tests.erlang import evaluate
 from tests.faults.amqp_proxy import PUBLISH, Alter
 from tests.faults.bench import CONSUME_LINK, PUBLISH_LINK, Bench, Live, eventually, make_numbers
 from tests.faults.traffic import REFUSED, TOO_EARLY, once_each
@@ -17,22 +18,22 @@ MIB = 1024 * 1024
 USUAL_LIMIT = 128 * MIB
 
 
-async def limit_messages(bench: Bench, size: int) -> None:
+def limit_messages(bench: Bench, size: int) -> None:
     """Have the broker refuse larger messages on every channel that is opened from now on."""
     # RabbitMQ 4 reads its setting once, when it starts, and keeps it in a term.
     application = f"application:set_env(rabbit, max_message_size, {size})"
     term = f"persistent_term:put(max_message_size, {size})"
-    await asyncio.to_thread(bench.broker.ctl, "eval", f"{application}, {term}.")
+    evaluate(bench.broker, f"{application}, {term}")
 
 
 @asynccontextmanager
 async def limited(bench: Bench, size: int) -> AsyncIterator[None]:
     """Have the broker refuse larger messages for a while."""
-    await limit_messages(bench, size)
+    limit_messages(bench, size)
     try:
         yield
     finally:
-        await limit_messages(bench, USUAL_LIMIT)
+        limit_messages(bench, USUAL_LIMIT)
 
 
 def refused_ids(live: Live) -> list[str]:
@@ -63,7 +64,7 @@ async def test_a_copy_that_is_too_large_holds_up_no_other(
     numbers = make_numbers(22)
     bench.service.misbehave(*once_each(numbers[:10], TOO_EARLY), *once_each(numbers[20:], REFUSED))
     await bench.declare_main()
-    await limit_messages(bench, USUAL_LIMIT)
+    limit_messages(bench, USUAL_LIMIT)
     async with asyncio.TaskGroup() as group:
         for name in ("too-large-1", "too-large-2"):
             group.create_task(bench.amqp.publish(bench.queue, b"x" * size, message_id=name))
@@ -87,7 +88,7 @@ async def test_a_copy_that_is_too_large_holds_up_no_other(
 
 async def test_two_workers_do_not_pass_it_on(bench: Bench) -> None:
     await bench.declare_main()
-    await limit_messages(bench, USUAL_LIMIT)
+    limit_messages(bench, USUAL_LIMIT)
     await bench.amqp.publish(bench.queue, b"x" * 200_000, message_id="too-large")
     async with limited(bench, 100_000), bench.worker() as first, bench.worker() as second:
         await eventually(lambda: aside(first, second) == 1, what="set aside")
@@ -108,7 +109,7 @@ async def test_many_of_them_end_one_connection(bench: Bench) -> None:
     numbers, large = make_numbers(10), make_numbers(6)
     bench.service.misbehave(*({**REFUSED, "to": number} for number in large))
     await bench.declare_main()
-    await limit_messages(bench, USUAL_LIMIT)
+    limit_messages(bench, USUAL_LIMIT)
     for number in large:
         body = json.dumps({"to": number, "from": "Acme", "text": "x" * 1500}).encode()
         await bench.amqp.publish(bench.queue, body, message_id=f"id-{number}")
@@ -135,7 +136,7 @@ async def test_what_was_decided_about_it_stays(bench: Bench, *, ids: bool) -> No
     body = json.dumps({"to": number, "from": "Acme", "text": "x" * 1500}).encode()
     properties = {"message_id": "too-large"} if ids else {}
     await bench.declare_main()
-    await limit_messages(bench, USUAL_LIMIT)
+    limit_messages(bench, USUAL_LIMIT)
     await bench.amqp.publish(bench.queue, body, **properties)
     async with limited(bench, 1000), bench.worker() as live:
         for times in (1, 2):
@@ -145,7 +146,7 @@ async def test_what_was_decided_about_it_stays(bench: Bench, *, ids: bool) -> No
             bench.proxy.cut(CONSUME_LINK)
         await eventually(lambda: len(refused_ids(live)) == 3, what="refused again")
         await live.until_linked()
-        await limit_messages(bench, USUAL_LIMIT)
+        limit_messages(bench, USUAL_LIMIT)
         bench.proxy.cut(CONSUME_LINK)
         await bench.until_dead(1)
         await bench.until_settled(live)

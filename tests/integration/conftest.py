@@ -38,6 +38,7 @@ from bridge.config import Settings
 from bridge.sandbox.broker import Broker, private_broker
 from bridge.sandbox.processes import Child, Guard, guarded
 from tests.amqp_client import Amqp, open_amqp
+from tests.erlang import evaluate
 from tests.forked import ForkedChild, prepare, run_forked
 
 T = TypeVar("T")
@@ -553,7 +554,7 @@ def managed_broker() -> Iterator[Broker]:
     every_second = ["collect_statistics_interval = 1000"]
     with private_broker(management=True, configuration=every_second) as broker:
         # The configuration has no line for it. Queues read it when they are declared.
-        broker.ctl("eval", "application:set_env(rabbit, quorum_tick_interval, 1000).")
+        evaluate(broker, "application:set_env(rabbit, quorum_tick_interval, 1000)")
         yield broker
 
 

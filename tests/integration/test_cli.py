@@ -445,10 +445,7 @@ async def test_send_needs_a_broker(canaries: Canaries) -> None:
 async def test_send_during_an_alarm_tells_what_to_do(
     managed_broker: Broker, canaries: Canaries, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A request that the broker does not confirm is told with its id, the cause and the remedy.
-
-    Takes seconds: the alarm is set and ended by `rabbitmqctl`.
-    """
+    """A request that the broker does not confirm is told with its id, the cause and the remedy."""
     monkeypatch.setattr(send, "PUBLISH_SECONDS", 0.5)
     queue = unique("alarm")
     settings = Settings.model_validate(

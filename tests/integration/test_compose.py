@@ -18,6 +18,7 @@ import yaml
 
 from bridge.sandbox.broker import Broker, private_broker
 from bridge.sandbox.processes import Child, Guard, free_ports
+from tests.erlang import version
 from tests.integration.conftest import (
     PROGRAM,
     SECONDS,
@@ -37,7 +38,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     file = tmp_path_factory.mktemp("compose") / "definitions.json"
     definitions = json.loads(DEFINITIONS)
     with private_broker(management=True) as running:
-        if running.ctl("version").startswith("3."):
+        if version(running).startswith("3."):
             # It has no such limit to lift, and refuses the policy.
             del definitions["policies"]
         file.write_text(json.dumps(definitions))

@@ -23,6 +23,7 @@ from bridge.sandbox.broker import Broker
 from bridge.sandbox.processes import Child, Guard, free_ports
 from tests.accounts import virtual_host
 from tests.amqp_client import Amqp, open_amqp
+from tests.erlang import version
 from tests.forked import ForkedChild, forked_commands
 from tests.integration.conftest import (
     SECONDS,
@@ -263,7 +264,7 @@ async def site(
             "CURL_HOME": str(home),
         }
         async with open_amqp(url) as amqp:
-            yield Site(amqp, environ, managed_broker.ctl("version").startswith("3."))
+            yield Site(amqp, environ, version(managed_broker).startswith("3."))
         assert await roles.stop() == 0
 
 

@@ -29,6 +29,7 @@ from tests.accounts import account
 from tests.alarms import memory_alarm
 from tests.amqp_client import Amqp
 from tests.ears import listening
+from tests.erlang import evaluate
 from tests.integration.conftest import SECONDS, connected, eventually, unique
 
 
@@ -335,10 +336,7 @@ async def test_who_may_not_join_leaves_nothing_behind(
     alone = Colleague(queue)
 
     async def has_no_queue() -> bool:
-        listed = await asyncio.to_thread(
-            managed_broker.ctl, "-q", "list_queues", "name", "--no-table-headers"
-        )
-        return not [name for name in listed.split() if name.startswith(f"{queue}.workers")]
+        return f"{queue}.workers" not in evaluate(managed_broker, "rabbit_amqqueue:list_names()")
 
     with listening() as ears, account(managed_broker, ".*", write, read) as url:
         async with at_work(alone, url) as connection:

@@ -17,6 +17,7 @@ from bridge.config.fields import MAX_RETRY_DELAY_SECONDS
 from bridge.sandbox.broker import Broker
 from bridge.topology.declarations import Topology, bridge_topology
 from tests.amqp_client import open_amqp
+from tests.erlang import version
 from tests.integration.conftest import run_program, run_programs, unique
 
 
@@ -52,7 +53,7 @@ async def test_imported_definitions_are_what_the_bridge_needs(
 ) -> None:
     before = await run_program(*_verify(managed_broker), settings=values)
     # RabbitMQ 3 has no limit to lift, and refuses the policy.
-    more = ("--no-policy",) if managed_broker.ctl("version").startswith("3.") else ()
+    more = ("--no-policy",) if version(managed_broker).startswith("3.") else ()
     command = ("topology", "show", "--format", "definitions", *more)
     shown = await run_program(*command, settings=values)
     file = tmp_path / "definitions.json"
