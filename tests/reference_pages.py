@@ -8,7 +8,6 @@ a log event has no other home than its row in docs/log-events.md, which is kept.
 """
 
 import ast
-import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -118,7 +117,7 @@ def _metric(family: Any) -> Metric:
 
 def metrics_part(found: Iterable[Metric]) -> str:
     """Make the table of the metrics of a role, and that of their label values."""
-    alerts, panels = alert_expressions(), panel_expressions()
+    alerts = alert_expressions()
     rows = [
         (
             f"`{metric.name}`",
@@ -126,19 +125,13 @@ def metrics_part(found: Iterable[Metric]) -> str:
             code(metric.labels) or "-",
             metric.text,
             "<br>".join(
-                [
-                    *(
-                        f"[{name}](runbooks.md#{name.lower()})"
-                        for name in _using(metric.name, alerts)
-                    ),
-                    *_using(metric.name, panels),
-                ]
+                f"[{name}](runbooks.md#{name.lower()})" for name in _using(metric.name, alerts)
             )
             or "-",
         )
         for metric in found
     ]
-    return table(("Metric", "Type", "Labels", "Meaning", "Used by"), rows)
+    return table(("Metric", "Type", "Labels", "Meaning", "Alerts"), rows)
 
 
 def labels_part(found: Iterable[Metric]) -> str:
@@ -179,26 +172,6 @@ def alert_expressions() -> dict[str, str]:
     return {
         rule["alert"]: _with_records(rule["expr"], records) for rule in rules if "alert" in rule
     }
-
-
-def panel_expressions() -> dict[str, str]:
-    """Return the expressions of each panel, by the names of its dashboard and its own."""
-    rules = yaml.safe_load((CHART_FILES / "alerts.yaml").read_text(encoding="utf-8"))["groups"]
-    records = {
-        rule["record"]: rule["expr"]
-        for group in rules
-        for rule in group["rules"]
-        if "record" in rule
-    }
-    found = {}
-    for name in ("overview", "worker", "webhook"):
-        board = json.loads(
-            (CHART_FILES / "dashboards" / f"{name}.json").read_text(encoding="utf-8")
-        )
-        for panel in board["panels"]:
-            asked = " ".join(target.get("expr", "") for target in panel.get("targets", []))
-            found[f"{name.capitalize()}: {panel['title']}"] = _with_records(asked, records)
-    return found
 
 
 def _with_records(expression: str, records: Mapping[str, str]) -> str:
