@@ -12,7 +12,6 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from textwrap import indent
 from typing import Any, Final, NamedTuple
 
 import yaml
@@ -439,12 +438,7 @@ def _command_part(name: str, command: Command) -> str:
 
 
 def _paragraphs(text: str | None) -> list[str]:
-    """Return the paragraphs; one that click does not wrap, marked by a backspace, is a block."""
-    return [
-        indent(one.strip("\b\n"), "    ") if "\b" in one else " ".join(one.split())
-        for one in re.split(r"\n\s*\n", text or "")
-        if one.strip()
-    ]
+    return [" ".join(one.split()) for one in re.split(r"\n\s*\n", text or "") if one.strip()]
 
 
 def _option_row(option: Parameter, context: Context) -> tuple[str, ...]:

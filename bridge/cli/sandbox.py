@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,30 +16,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 
-_SANDBOX_HELP: Final = """\
-Run a stand-in for the SMS service, with faults on demand.
-
-The sandbox accepts messages in the format of a preset, and sends signed webhooks on demand. GET /
-lists its endpoints. With --preset, it prints the settings with which the bridge uses the sandbox.
-
-\b
-PUT /sandbox/faults takes a list of faults. The first one that matches a message applies to it:
-  to               the number (default: every number)
-  count            how often (default: until DELETE /sandbox/faults)
-  mode             answer           answer with status and headers (the default)
-                   hang             read the request and never answer
-                   cut              close the connection without an answer
-                   accept_then_cut  accept the message, then close without an answer
-  status           the answer's status, 200 to 599; below 300, the message is accepted
-  answer           instead of a status, a documented answer of the service, by its meaning, code or
-                   fate
-  headers          headers of the answer
-  latency_seconds  delay before the answer, 0 to 600
-"""
-
-
 @app.command(
-    help=_SANDBOX_HELP,
     epilog=examples(
         "sms-bridge sandbox",
         "sms-bridge sandbox --preset twilio",
@@ -87,7 +64,12 @@ def sandbox(  # noqa: PLR0913  an option each
         ),
     ] = None,
 ) -> None:
-    """Run a stand-in for the SMS service; _SANDBOX_HELP is the help text."""
+    """Run a stand-in for the SMS service, with faults on demand.
+
+    The sandbox accepts messages in the format of a preset, and sends signed webhooks on demand. GET
+    / lists its endpoints, and the form of a fault. With --preset, it prints the settings with which
+    the bridge uses the sandbox.
+    """
     _check_installed("sandbox")
     import asyncio
 
