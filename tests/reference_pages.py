@@ -459,8 +459,6 @@ def _epilog_parts(epilog: str) -> list[str]:
 # Error codes
 
 
-OTHER_CODES: Final = "The codes below have no fate, so the HTTP status of the answer decides."
-SHARED_RECEIPT_CODES: Final = "Most of them appear only in delivery receipts."
 OWN_RECEIPT_CODES: Final = "Delivery receipts of this service have codes of their own:"
 
 
@@ -475,7 +473,7 @@ def error_codes_part() -> str:
 
 
 def _error_codes_of(preset: Preset) -> Iterator[str]:
-    """Yield the heading of a service, and a table for each way in which a code counts."""
+    """Yield the heading of a service, the table of its codes, and that of its receipts' codes."""
     title, *_ = (DOCS / "providers" / f"{preset}.md").read_text(encoding="utf-8").splitlines()
     yield f"#{title}"
     yield f"The preset is [`{preset}`](providers/{preset}.md)."
@@ -484,21 +482,13 @@ def _error_codes_of(preset: Preset) -> Iterator[str]:
     fates = {one: code([fate]) for one, fate in answers["errors"].items()}
     if (duplicate := answers.get("duplicate", {}).get("code")) is not None:
         fates[duplicate] = "The message counts as sent."
-    if fates:
-        rows = ((f"`{one}`", meanings[one], fates[one]) for one in _in_order(fates))
+    if meanings:
+        rows = ((f"`{one}`", meanings[one], fates.get(one, "-")) for one in _in_order(meanings))
         yield table(("Code", "Meaning", "Fate"), rows)
-    if others := meanings.keys() - fates.keys():
-        is_shared = in_receipts == meanings
-        yield f"{OTHER_CODES} {SHARED_RECEIPT_CODES}" if is_shared else OTHER_CODES
-        yield _meanings_table(meanings, others)
     if in_receipts and in_receipts != meanings:
         yield OWN_RECEIPT_CODES
-        yield _meanings_table(in_receipts, in_receipts)
-
-
-def _meanings_table(meanings: Mapping[str, str], codes: Iterable[str]) -> str:
-    rows = ((f"`{one}`", meanings[one]) for one in _in_order(codes))
-    return table(("Code", "Meaning"), rows)
+        receipt_rows = ((f"`{one}`", in_receipts[one]) for one in _in_order(in_receipts))
+        yield table(("Code", "Meaning"), receipt_rows)
 
 
 def _in_order(codes: Iterable[str]) -> list[str]:

@@ -12,7 +12,6 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from bridge.admin.rendering import Rendering, render
-from bridge.callback import reference_in
 from bridge.config import EndpointSettings, Settings, WebhookSettings, load_settings
 from bridge.config.presets import PRESETS, Preset, documented_webhooks, webhook_repeats
 from bridge.webhook.normalize import EventFields, normalize
@@ -107,12 +106,7 @@ def webhooks_part(preset: Preset) -> str:
     """Make the table of the service's documented webhooks and their events."""
     endpoint = EndpointSettings.model_validate({"path": "/webhooks", "preset": preset})
     return table(
-        (
-            "Event",
-            "Service's type",
-            "Published as",
-            "Has `message_id`",
-        ),
+        ("Event", "Service's type", "Published as"),
         (_event_row(example, endpoint) for example in documented_webhooks(preset)),
     )
 
@@ -121,21 +115,17 @@ def _event_row(example: Mapping[str, Any], endpoint: EndpointSettings) -> tuple[
     content_type = example.get("content_type", "application/json")
     is_form = content_type != "application/json"
     text = urlencode(example["body"]) if is_form else json.dumps(example["body"])
-    # The signature covers the address that was called, or the body has it.
-    reference = reference_in(example.get("callback", ""))
     events = normalize(
         text.encode(),
         content_type,
         Verified(0, None, None),
         EventFields(endpoint),
         now=0,
-        reference=reference,
     )
     return (
         example["means"],
         as_code(example["type"]),
         ", ".join(as_code(event.type) for event in events),
-        "yes" if "message_id" in json.loads(events[0].body)["data"] else "-",
     )
 
 
