@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 
 from bridge import __version__
 from bridge.amqp.connecting import login_files
-from bridge.amqp.link import Link
+from bridge.amqp.link import Link, leave_after_seconds
 from bridge.amqp.publisher import Publisher
 from bridge.config import Role, Settings
 from bridge.config.loading import REVISION_VARIABLE
@@ -280,6 +280,7 @@ class Wiring:
         publisher = Publisher(
             self.metrics,
             timeout_seconds=self._settings.rabbitmq.publish_timeout_seconds,
+            leave_after_seconds=leave_after_seconds(self._settings.rabbitmq),
             optional_exchange=optional_exchange,
         )
         self._publishers.append(publisher)

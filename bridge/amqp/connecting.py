@@ -2,11 +2,12 @@
 
 import asyncio
 import contextlib
+import re
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from importlib.metadata import version
-from typing import Final, assert_never
+from typing import Any, Final, assert_never
 
 from pydantic import SecretStr
 from yarl import URL
@@ -330,6 +331,14 @@ def host_of(url: SecretStr) -> str:
 
 def _port_of(url: URL) -> int:
     return url.port or (5671 if url.scheme == "amqps" else 5672)
+
+
+def version_of(connection: Connection) -> tuple[int, ...]:
+    """Return RabbitMQ's version, such as (4, 0, 5); empty if it is not known."""
+    transport = connection.transport
+    told: Any = {} if transport is None else transport.connection.server_properties
+    numbers = re.match("[0-9.]*", str(told.get("version", "")))
+    return tuple(int(part) for part in numbers[0].split(".") if part) if numbers else ()
 
 
 async def close_quietly(connection: Connection) -> None:

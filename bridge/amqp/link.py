@@ -6,6 +6,7 @@ connection (aio-pika, `RobustChannel`), a new connection cannot.
 """
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -40,6 +41,15 @@ USEFUL_SECONDS: Final = 1.0
 # silent node down, a request that involves it may hang for longer (seen with 3.10.8).
 SILENT_HEARTBEATS: Final = 2
 SILENCE_LOOK_SECONDS: Final = 0.5
+
+
+def leave_after_seconds(settings: RabbitMQSettings) -> float:
+    """Return for how long a node may answer nothing before another URL is tried.
+
+    Infinite if there is only one URL.
+    """
+    several = len(settings.url) > 1
+    return SILENT_HEARTBEATS * settings.heartbeat_seconds if several else math.inf
 
 
 class Link:

@@ -1,6 +1,7 @@
 """Publishes messages and waits for the broker's confirm."""
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
@@ -26,7 +27,7 @@ from bridge.amqp.frames import (
 from bridge.amqp.properties import Properties
 from bridge.amqp.publication import LonePublication, Publication, publish_error, resolve
 from bridge.amqp.wire import PublishingChannel
-from bridge.errors import Confirm, ExchangeRefusedError, PublishError, Refusal
+from bridge.errors import BrokerError, Confirm, ExchangeRefusedError, PublishError, Refusal
 from bridge.telemetry.logs import Log
 from bridge.telemetry.metrics import BridgeMetrics
 
@@ -66,9 +67,14 @@ MISSING_SECONDS: Final = 5.0
 
 
 class ConfirmedChannel:
-    """A channel with confirms, which is replaced if its confirms are overdue."""
+    """A channel with confirms, which is replaced if its confirms are overdue.
 
-    def __init__(self) -> None:
+    If the node has answered no publish for `leave_after_seconds`, the connection ends, because the
+    node may be cut off from its cluster.
+    """
+
+    def __init__(self, *, leave_after_seconds: float = math.inf) -> None:
+        self._leave_after_seconds = leave_after_seconds
         self.channel: PublishingChannel | None = None
         self.connection: Connection | None = None
         self.opened = asyncio.Event()
@@ -84,6 +90,7 @@ class ConfirmedChannel:
         """Keep a channel open until the broker or the connection ends it; then raise."""
         # Reset, because the new connection may be to another node.
         self._first_confirm_seconds = FIRST_CONFIRM_SECONDS
+        unanswered_seconds = 0.0
         while True:
             channel = await open_channel(connection, confirms=True)
             with connection.wire.publishing(channel) as publishing:
@@ -101,6 +108,10 @@ class ConfirmedChannel:
             log.warning("confirms_overdue", seconds=seconds)
             # Do not wait: a channel that waits for a leader does not answer its close either.
             close_soon(channel)
+            before = 0.0 if publishing.progress.confirmed else unanswered_seconds
+            unanswered_seconds = 0.0 if publishing.progress.nacked else before + seconds
+            if unanswered_seconds >= self._leave_after_seconds:
+                raise BrokerError(f"the node has answered no publish for {unanswered_seconds:g} s")
 
     def _note_end(self, channel: Channel) -> None:
         self.refusals += refusal_on(channel) is not None
@@ -124,6 +135,7 @@ class ConfirmedChannel:
                 continue
             first = self._first_confirm_seconds
             seconds = OVERDUE_SECONDS if now.confirmed else first
+            seconds = min(seconds, self._leave_after_seconds)
             if loop.time() - since >= seconds:
                 longer = FIRST_CONFIRM_SECONDS if now.confirmed else 2 * first
                 self._first_confirm_seconds = min(longer, MAX_FIRST_CONFIRM_SECONDS)
@@ -225,11 +237,12 @@ class Publisher:
         metrics: BridgeMetrics,
         *,
         timeout_seconds: float,
+        leave_after_seconds: float = math.inf,
         optional_exchange: str | None = None,
     ) -> None:
         self._metrics = metrics
         self._timeout_seconds = timeout_seconds
-        self._main = ConfirmedChannel()
+        self._main = ConfirmedChannel(leave_after_seconds=leave_after_seconds)
         self._optional = None if optional_exchange is None else OptionalExchange(optional_exchange)
         # Set while the optional exchange is missing.
         self.exchange_missing = (

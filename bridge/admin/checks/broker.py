@@ -16,12 +16,17 @@ from bridge.admin.checks.findings import (
     Finding,
     SetUp,
     judge_certificate,
-    version_of,
 )
 from bridge.admin.pausing import explain_paused, find_pause
 from bridge.amqp.channels import RPC_TIMEOUT_SECONDS, close_channel, open_channel
 from bridge.amqp.client import Channel, ChannelAccessRefused, ChannelClosed, Connection
-from bridge.amqp.connecting import close_quietly, host_of, open_connection, tls_context
+from bridge.amqp.connecting import (
+    close_quietly,
+    host_of,
+    open_connection,
+    tls_context,
+    version_of,
+)
 from bridge.amqp.properties import ClientProperties
 from bridge.config import RabbitMQSettings, TopologyMode
 from bridge.deadline import Deadline

@@ -1,6 +1,5 @@
 """The types and rules that all checks share."""
 
-import re
 import ssl
 import time
 from collections.abc import Collection
@@ -12,6 +11,7 @@ from pydantic import SecretStr
 
 from bridge.admin.management import Management
 from bridge.amqp.client import Connection
+from bridge.amqp.connecting import version_of
 from bridge.config import Role, Settings
 from bridge.topology.declarations import Topology, bridge_topology
 
@@ -64,13 +64,6 @@ class CheckedBroker(SetUp):
     def version(self) -> tuple[int, ...]:
         """RabbitMQ's version, such as (4, 0, 5)."""
         return version_of(self.connection)
-
-
-def version_of(connection: Connection) -> tuple[int, ...]:
-    transport = connection.transport
-    told: Any = {} if transport is None else transport.connection.server_properties
-    numbers = re.match("[0-9.]*", str(told.get("version", "")))
-    return tuple(int(part) for part in numbers[0].split(".") if part) if numbers else ()
 
 
 def judge_certificate(subject: str, certificate: dict[str, Any]) -> Finding:
