@@ -7,10 +7,6 @@ from typing import Any, cast
 from urllib.parse import urlencode
 
 import pytest
-from infobip_api_client.models.sms_delivery_result import SmsDeliveryResult
-from infobip_api_client.models.sms_inbound_message_result import SmsInboundMessageResult
-from sinch.domains.sms.sinch_events.v1.sms_sinch_event import SmsSinchEvent
-from telnyx.types import InboundMessagePayload, OutboundMessagePayload
 
 from bridge.callback import reference_in
 from bridge.config import EndpointSettings
@@ -67,8 +63,12 @@ def test_a_webhook_that_the_client_takes_becomes_the_documented_events(
 
 # --- What the clients read ------------------------------------------------------------------------
 
+# The clients are imported where they are used, because importing them takes seconds.
+
 
 def read_sinch(body: Mapping[str, Any]) -> Event:
+    from sinch.domains.sms.sinch_events.v1.sms_sinch_event import SmsSinchEvent
+
     read: Any = SmsSinchEvent().parse_event(json.dumps(body))
     if read.type == "mo_text":
         return {"from": f"+{read.from_}", "to": f"+{read.to}", "text": read.body}
@@ -81,6 +81,8 @@ def read_sinch(body: Mapping[str, Any]) -> Event:
 
 
 def read_telnyx(body: Mapping[str, Any]) -> Event:
+    from telnyx.types import InboundMessagePayload, OutboundMessagePayload
+
     payload = body["data"]["payload"]
     if payload["direction"] == "inbound":
         inbound: Any = InboundMessagePayload.model_validate(payload)
@@ -99,6 +101,9 @@ def read_telnyx(body: Mapping[str, Any]) -> Event:
 
 
 def read_infobip(body: Mapping[str, Any]) -> Event:
+    from infobip_api_client.models.sms_delivery_result import SmsDeliveryResult
+    from infobip_api_client.models.sms_inbound_message_result import SmsInboundMessageResult
+
     if "status" in body["results"][0]:
         report: Any = SmsDeliveryResult.from_dict(dict(body))
         (one,) = report.results
