@@ -37,6 +37,7 @@ _WORKERS: Final = b".workers"
 _GREETING_BYTES: Final = 8
 _FRAME_HEAD: Final = struct.Struct(">BHL")
 _METHOD_FRAME: Final = 1
+_READ_BYTES: Final = 65536
 _LINGER_NOT: Final = struct.pack("ii", 1, 0)
 
 
@@ -118,22 +119,21 @@ class Pipe:
     ) -> None:
         if sender == "client":
             writer.write(await reader.readexactly(_GREETING_BYTES))
-        while True:
-            head = await reader.readexactly(_FRAME_HEAD.size)
-            kind, channel, size = _FRAME_HEAD.unpack(head)
-            frame = head + await reader.readexactly(size + 1)
-            await self._proxy.wait_until_open(sender)
-            for out, then in self._judge(sender, kind, channel, frame):
-                writer.write(out)
-                if then:
-                    self.cut()
-                    return
+        unread = b""
+        while read := await reader.read(_READ_BYTES):
+            frames, unread = _split(unread + read)
+            for frame in frames:
+                await self._proxy.wait_until_open(sender)
+                for out, then in self._judge(sender, frame):
+                    writer.write(out)
+                    if then:
+                        self.cut()
+                        return
             await writer.drain()
 
-    def _judge(
-        self, sender: Sender, kind: int, channel: int, frame: bytes
-    ) -> list[tuple[bytes, bool]]:
+    def _judge(self, sender: Sender, frame: bytes) -> list[tuple[bytes, bool]]:
         """Return what to write for a frame, and whether to cut behind it."""
+        kind, channel, _ = _FRAME_HEAD.unpack_from(frame)
         if kind != _METHOD_FRAME:
             return [(frame, False)]
         method = struct.unpack_from(">HH", frame, _FRAME_HEAD.size)
@@ -145,6 +145,19 @@ class Pipe:
             if trap.takes(self, sender, channel, (method[0], method[1])):
                 return _do(trap.deed, frame)
         return [(frame, False)]
+
+
+def _split(data: bytes) -> tuple[list[bytes], bytes]:
+    """Return the whole frames, and the beginning of the next."""
+    frames, start = list[bytes](), 0
+    while len(data) - start >= _FRAME_HEAD.size:
+        _, _, size = _FRAME_HEAD.unpack_from(data, start)
+        end = start + _FRAME_HEAD.size + size + 1
+        if end > len(data):
+            break
+        frames.append(data[start:end])
+        start = end
+    return frames, data[start:]
 
 
 def _do(deed: Deed, frame: bytes) -> list[tuple[bytes, bool]]:
@@ -177,7 +190,6 @@ class AmqpProxy:
         self._broker_url = URL(broker_url)
         self.target = (self._broker_url.host or "127.0.0.1", self._broker_url.port or 5672)
         self.traps: list[Trap] = []
-        self.delay_seconds = 0.0
         self.port = 0
         self._server: asyncio.Server | None = None
         self._pipes: dict[Pipe, asyncio.Task[None]] = {}
@@ -250,9 +262,7 @@ class AmqpProxy:
         return trap
 
     async def wait_until_open(self, sender: Sender) -> None:
-        """Wait for the delay, and while what this side sends is held back."""
-        if self.delay_seconds:
-            await asyncio.sleep(self.delay_seconds)
+        """Wait while what this side sends is held back."""
         await self._open[sender].wait()
 
     async def aclose(self) -> None:
