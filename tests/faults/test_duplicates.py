@@ -13,8 +13,8 @@ import pytest
 from tests.faults.bench import Bench, Live, eventually, make_numbers
 from tests.faults.traffic import has_in_flight, has_peers
 
-MESSAGES = 1000
-MAX_GAP_SECONDS = 5.0
+MESSAGES = 400
+MAX_GAP_SECONDS = 2.0
 # Two that are published closer to each other may be sent twice; with time to spare for a machine
 # that is busy.
 SURE_GAP_SECONDS = 1.0
@@ -42,7 +42,7 @@ async def publish_twice(
     return gaps
 
 
-async def test_a_thousand_messages_twice(bench: Bench) -> None:
+async def test_hundreds_of_messages_twice(bench: Bench) -> None:
     """Three workers send each once, but for some that were published within the same moment."""
     bench.service.misbehave({"to": None, "latency_seconds": 0.1})
     async with AsyncExitStack() as stack:
