@@ -67,8 +67,8 @@ def sandbox(  # noqa: PLR0913  an option each
     """Run a stand-in for the SMS service, with faults on demand.
 
     The sandbox accepts messages in the format of a preset, and sends signed webhooks on demand. GET
-    / lists its endpoints, and the form of a fault. With --preset, it prints the settings with which
-    the bridge uses the sandbox.
+    / lists its endpoints and shows how to request a fault. With --preset, the command prints the
+    settings that point the bridge at the sandbox.
     """
     _check_installed("sandbox")
     import asyncio
