@@ -12,6 +12,7 @@ import httpx
 from yarl import URL
 
 from bridge.sandbox.broker import Broker
+from tests.plain_http import NO_AUTHORITIES
 
 
 @contextmanager
@@ -55,5 +56,7 @@ def permit(broker: Broker, url: str, configure: str, write: str, read: str) -> N
 def order(broker: Broker, method: str, place: str, **body: str) -> None:
     """Change something of the broker by its management API."""
     url = f"{broker.management_url}/api/{place}"
-    with httpx.Client(auth=("guest", "guest"), trust_env=False, timeout=30) as client:
+    with httpx.Client(
+        auth=("guest", "guest"), trust_env=False, verify=NO_AUTHORITIES, timeout=30
+    ) as client:
         client.request(method, url, json=body).raise_for_status()

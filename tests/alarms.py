@@ -8,6 +8,7 @@ import httpx
 from bridge.sandbox.broker import Broker
 from tests.erlang import evaluate
 from tests.integration.conftest import eventually
+from tests.plain_http import NO_AUTHORITIES
 
 # Of the computer's memory.
 USUAL_LIMIT = 0.6
@@ -32,6 +33,8 @@ async def memory_alarm(broker: Broker) -> AsyncIterator[None]:
 
 async def _is_over(broker: Broker) -> bool:
     # What it says of nodes is some seconds old, and the next test would read it.
-    async with httpx.AsyncClient(auth=("guest", "guest"), trust_env=False) as http:
+    async with httpx.AsyncClient(
+        auth=("guest", "guest"), trust_env=False, verify=NO_AUTHORITIES
+    ) as http:
         nodes = (await http.get(f"{broker.management_url}/api/nodes")).json()
     return all(node.get("mem_alarm") is False for node in nodes)

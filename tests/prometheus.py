@@ -10,6 +10,7 @@ import httpx
 import yaml
 
 from bridge.sandbox.processes import Child, Guard, free_ports, wait_until
+from tests.plain_http import NO_AUTHORITIES
 
 START_SECONDS = 60
 GRACE_SECONDS = 10
@@ -23,7 +24,9 @@ class Prometheus:
 
     async def ask(self, path: str, **params: str) -> Any:
         """Return the data of an answer; raise when it is none."""
-        async with httpx.AsyncClient(base_url=self.url, trust_env=False, timeout=30) as client:
+        async with httpx.AsyncClient(
+            base_url=self.url, trust_env=False, verify=NO_AUTHORITIES, timeout=30
+        ) as client:
             answer = await client.get(f"/api/v1/{path}", params=params)
         assert answer.is_success, answer.text
         return answer.json()["data"]
@@ -86,7 +89,7 @@ def running_prometheus(
     child = Child(command, guard=guard, log=folder / "prometheus.log", environ={})
     url = f"http://127.0.0.1:{port}"
     try:
-        with httpx.Client(trust_env=False, timeout=1) as client:
+        with httpx.Client(trust_env=False, verify=NO_AUTHORITIES, timeout=1) as client:
             ready = wait_until(
                 lambda: _is_ready(client, url),
                 seconds=START_SECONDS,

@@ -21,6 +21,7 @@ from bridge.amqp.connecting import close_quietly, open_connection
 from bridge.config import ENV_PREFIX, load_settings
 from bridge.sandbox.processes import Child, Guard, free_ports, wait_until
 from tests.forked import ForkedChild, run_forked
+from tests.plain_http import NO_AUTHORITIES
 
 ROLES = ("worker", "webhook")
 PATH = "/webhooks/twilio"
@@ -85,7 +86,7 @@ class WatchedRun:
         port = str(httpx.URL(self._sandbox_url).port)
         webhook = ["--webhook-url", self._webhook_url, "--webhook-secret", SECRET]
         self._child("sandbox", ["--preset", "twilio", "--port", port, "--key", KEY, *webhook])
-        with httpx.Client(trust_env=False, timeout=1) as client:
+        with httpx.Client(trust_env=False, verify=NO_AUTHORITIES, timeout=1) as client:
             for child in [self._child(role) for role in ROLES]:
                 self._wait_for(child, client)
 

@@ -13,6 +13,7 @@ from tests.ears import logging_kept
 from tests.faults.bench import Bench, Service, open_bench, open_service
 from tests.faults.http_proxy import HttpProxy, open_http_proxy
 from tests.forked import prepare
+from tests.plain_http import NO_AUTHORITIES
 
 # Each worker names its set-up with it, which takes as long as all else that it does to start.
 _scrypt = functools.cache(hashlib.scrypt)
@@ -69,7 +70,7 @@ def guard() -> Iterator[Guard]:
 @pytest.fixture
 async def client() -> AsyncIterator[httpx.AsyncClient]:
     """Lend an HTTP client with patience."""
-    async with httpx.AsyncClient(trust_env=False, timeout=30) as ours:
+    async with httpx.AsyncClient(trust_env=False, verify=NO_AUTHORITIES, timeout=30) as ours:
         yield ours
 
 

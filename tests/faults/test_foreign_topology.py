@@ -12,6 +12,7 @@ import pytest
 from bridge.topology import upkeep
 from tests.amqp_client import open_amqp
 from tests.faults.bench import SECONDS, Bench, Live, eventually, make_settings, post_event, running
+from tests.plain_http import NO_AUTHORITIES
 
 DIFFERENCES = "sms_bridge_topology_differences"
 OPENED = "sms_bridge_amqp_connections_total"
@@ -182,7 +183,10 @@ async def test_the_exchange_and_queue_of_a_subscriber_are_used_as_they_are(
     await declare(bench, bench.exchange, {"x-message-ttl": 600_000})
     given = {"durable": True, **options}
     await bench.amqp.channel.declare_exchange(bench.exchange, kind, **given)
-    async with bench.webhook() as live, httpx.AsyncClient(trust_env=False) as client:
+    async with (
+        bench.webhook() as live,
+        httpx.AsyncClient(trust_env=False, verify=NO_AUTHORITIES) as client,
+    ):
         answer, _ = await post_event(client, live.webhook_url, "one")
         (warning,) = live.logged("topology_differs")
         opened = live.metric(OPENED, outcome="opened")

@@ -30,6 +30,7 @@ from tests.faults.bench import (
 )
 from tests.faults.test_permissions import user
 from tests.faults.traffic import has_peers, has_taken, publish_texts, texts_of
+from tests.plain_http import NO_AUTHORITIES
 
 ON: dict[str, Any] = {"worker__ordering": "recipient", "worker__max_uncertain_attempts": 6}
 # Each POST takes this long, so that there is always something that waits.
@@ -78,7 +79,7 @@ def is_active(live: Live) -> bool:
 
 
 async def ask_ready(live: Live) -> httpx.Response:
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(trust_env=False, verify=NO_AUTHORITIES) as http:
         return await http.get(f"{live.admin_url}/readyz")
 
 

@@ -25,6 +25,7 @@ from tests.amqp_client import open_amqp
 from tests.erlang import binary, evaluate, version
 from tests.faults.bench import Bench, Live, eventually, make_settings, open_link, running
 from tests.faults.test_receipts import RECEIPTS, post, until_stored
+from tests.plain_http import NO_AUTHORITIES
 
 # The first version that asks for it.
 ASKS_SINCE = (4, 2, 6)
@@ -200,7 +201,7 @@ async def test_no_permission_on_the_exchange_of_receipts(bench: Bench) -> None:
     exchange = f"{bench.exchange}.outcome"
     changed = {**RECEIPTS, "worker__outcome_exchange": exchange}
     async with (
-        httpx.AsyncClient(trust_env=False, timeout=30) as client,
+        httpx.AsyncClient(trust_env=False, verify=NO_AUTHORITIES, timeout=30) as client,
         user(bench, ".*", r"^(?!.*\.outcome$)", ".*") as url,
         bench.webhook(rabbitmq__url=[url], **changed) as live,
     ):

@@ -13,6 +13,7 @@ from tests.erlang import evaluate
 from tests.faults.amqp_proxy import PUBLISH, Alter
 from tests.faults.bench import CONSUME_LINK, PUBLISH_LINK, Bench, Live, eventually, make_numbers
 from tests.faults.traffic import REFUSED, TOO_EARLY, once_each
+from tests.plain_http import NO_AUTHORITIES
 
 MIB = 1024 * 1024
 USUAL_LIMIT = 128 * MIB
@@ -46,7 +47,7 @@ def aside(*workers: Live) -> float:
 
 
 async def readiness(live: Live) -> tuple[int, int]:
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(trust_env=False, verify=NO_AUTHORITIES) as client:
         answer = await client.get(f"{live.admin_url}/readyz")
     return answer.status_code, answer.json()["worker"]["copies_refused"]
 

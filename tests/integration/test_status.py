@@ -27,6 +27,7 @@ from tests.integration.conftest import (
     run_program,
     unique,
 )
+from tests.plain_http import NO_AUTHORITIES
 from tests.terminal import typing
 
 ROOT = Path(__file__).parents[2]
@@ -127,7 +128,7 @@ async def test_the_form_of_the_json(scene: Scene) -> None:
     await scene.publish(text="")
     await scene.amqp.until_count(f"{scene.queue}.dead", 1)
     body = json.dumps({"type": "message.received", "data": {"from": to, "text": "Yes"}}).encode()
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with httpx.AsyncClient(trust_env=False, verify=NO_AUTHORITIES) as client:
         headers = {SIGNATURE: scene.canaries.sign(body)}
         answer = await client.post(scene.webhook.webhook_url, content=body, headers=headers)
     found = await scene.read()

@@ -20,6 +20,7 @@ from bridge.http.listener import Listener
 from bridge.http.messages import Request
 from bridge.telemetry.metrics import BridgeMetrics, new_registry
 from tests.clock import Clock
+from tests.plain_http import NO_AUTHORITIES
 
 # Hangs end here; no healthy test comes near it.
 GUARD_SECONDS = 8.0
@@ -73,7 +74,7 @@ async def admin() -> AsyncIterator[Admin]:
     )
     running = asyncio.create_task(listener.run())
     url = f"http://127.0.0.1:{listener.port}"
-    async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=url, trust_env=False, verify=NO_AUTHORITIES) as client:
         del client.headers["accept"]
         yield Admin(health, clock, registry, client)
     listener.stop()
