@@ -298,5 +298,5 @@ class WorkerMetrics(MetricSet):
         )
         self.peer_messages_malformed = self._counter(
             "sms_bridge_worker_peer_messages_malformed_total",
-            "Malformed messages on the workers' exchange, which the worker ignored.",
+            "Malformed messages that the worker received on the workers' exchange and ignored.",
         )
