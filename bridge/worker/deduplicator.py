@@ -1,9 +1,11 @@
 """Recognise repeats by the deliveries that this process has in flight or has settled.
 
+A delivery is in flight from its claim until it is settled, released or set aside.
+
 A message is identified by its publisher's `message_id` and its body. A second delivery of it is a
 repeat; the delivery before it is the original. Without an id, two equal bodies are two messages,
-unless the broker marks the second as redelivered and the connection of the original has been lost
-since; each original accounts for one such redelivery. If one of two equal deliveries was released
+unless the broker marks the second as redelivered and the session of the original has ended since;
+each original accounts for one such redelivery. If one of two equal deliveries was released
 unsettled and the ack of the other is doubtful, the redelivery is taken for the released one, which
 is certain to come again. Only the last acks on a lost connection are doubtful, at most as many as
 the prefetch: the broker delivers no more before it has read an ack.
@@ -148,18 +150,18 @@ class Released:
 
 
 class InFlight:
-    """A delivery that is being processed.
+    """A delivery that is being processed, with or without an open request.
 
-    `connection_lost`: the broker will redeliver it. `redelivery`: the wait of that redelivery, if
-    it has arrived.
+    `session_lost`: its consuming session has ended, so the broker will redeliver it. `redelivery`:
+    the wait of that redelivery, if it has arrived.
     """
 
-    __slots__ = ("_settled", "connection_lost", "identity", "redelivery")
+    __slots__ = ("_settled", "identity", "redelivery", "session_lost")
 
     def __init__(self, identity: MessageIdentity) -> None:
         self.identity = identity
-        self.connection_lost = False
         self.redelivery: object | None = None
+        self.session_lost = False
         self._settled: asyncio.Future[bool] | None = None
 
     async def until_settled(self) -> bool:
@@ -259,7 +261,7 @@ class Deduplicator:
 
     @property
     def _has_unacked(self) -> bool:
-        lost = any(one.connection_lost for equal in self._in_flight.values() for one in equal)
+        lost = any(one.session_lost for equal in self._in_flight.values() for one in equal)
         return lost or any(state in {"unacked", "decided"} for state, _ in self._known.live_keys())
 
     @property
@@ -285,7 +287,7 @@ class Deduplicator:
         first = self._first_in_flight(identity, redelivered=redelivered)
         if first is not None:
             # The broker redelivers nothing that is unacked on an open connection.
-            return WaitForOriginal(first, redelivered and first.connection_lost)
+            return WaitForOriginal(first, redelivered and first.session_lost)
         accepted = self.sent.find(identity.message, redelivered=redelivered)
         if accepted is not None or self._is_replaced(identity):
             is_same = redelivered and self._take_same(identity, is_sent=accepted is not None)
@@ -301,7 +303,7 @@ class Deduplicator:
         self, first: InFlight, identity: MessageIdentity, *, redelivered: bool
     ) -> Verdict:
         """Claim a delivery after the original, `first`, is settled or released."""
-        is_redelivery = redelivered and first.connection_lost
+        is_redelivery = redelivered and first.session_lost
         wait = object()
         if is_redelivery:
             first.redelivery = wait
@@ -325,7 +327,7 @@ class Deduplicator:
         is_known = accepted is not None and identity.has_id
         if accepted is not None and is_known:
             self.sent.add(identity.message, accepted)
-        acked = acked and not in_flight.connection_lost
+        acked = acked and not in_flight.session_lost
         self._note_ack(identity, acked=acked, is_known=is_known)
         if accepted is None and identity.has_id and identity.copies:
             self._replaced.add(pack_identity(identity), b"")
@@ -425,21 +427,22 @@ class Deduplicator:
             return Repeat(None)
         return self.take_released(identity)
 
-    # Connections
+    # Sessions
 
-    def connection_lost(self, *, most_unacked: int) -> None:
+    def session_lost(self, *, most_unacked: int) -> None:
         """Expect redelivery of everything in flight, and assume that the last acks are lost.
 
-        `most_unacked`: upper bound of the deliveries that were unacked on the connection. It
-        includes those in flight; at most the rest are lost acks.
+        A session ends with its connection, or when only its channel closes. `most_unacked`: upper
+        bound of the deliveries that were unacked in the session. It includes the deliveries in
+        flight; at most the rest are lost acks.
         """
         most_lost = most_unacked - len(self._set_aside)
         for identity, released in self._set_aside:
             self._note_released(identity, released)
         self._set_aside.clear()
         for in_flight in (one for equal in self._in_flight.values() for one in equal):
-            most_lost -= not in_flight.connection_lost
-            in_flight.connection_lost = True
+            most_lost -= not in_flight.session_lost
+            in_flight.session_lost = True
             # A redelivery that waited for it will also be redelivered.
             in_flight.redelivery = None
         lost = [packed for packed, ack in self._acked.clear() if ack > self._acks - most_lost]
@@ -466,7 +469,7 @@ class Deduplicator:
             return equal[0]
         if redelivered:
             for one in equal:
-                if one.connection_lost and one.redelivery is None:
+                if one.session_lost and one.redelivery is None:
                     return one
         return None
 

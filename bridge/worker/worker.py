@@ -351,7 +351,7 @@ class Worker:
 
     def session_over(self, most_unacked: int) -> None:
         """Release waiting deliveries: they are redelivered, and must not remain the probe."""
-        self._deduplicator.connection_lost(most_unacked=most_unacked)
+        self._deduplicator.session_lost(most_unacked=most_unacked)
         self._dispatcher.cancel(
             lambda delivery: (
                 (delivery.may_be_given_back or delivery.awaits_original) and delivery.is_stale

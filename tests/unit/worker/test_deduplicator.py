@@ -79,9 +79,9 @@ class Book:
         """Whether something may come again soon."""
         return self._deduplicator.expects_redeliveries
 
-    def connection_lost(self, *, and_back: bool = True, most_unacked: int = MAX_ENTRIES) -> None:
-        """Lose the connection, and have another one at once."""
-        self._deduplicator.connection_lost(most_unacked=most_unacked)
+    def session_lost(self, *, and_back: bool = True, most_unacked: int = MAX_ENTRIES) -> None:
+        """Lose the session, and have another one at once."""
+        self._deduplicator.session_lost(most_unacked=most_unacked)
         if and_back:
             self.consuming_again()
 
@@ -410,7 +410,7 @@ class History:
                 case "new-waits" | "again-waits" | "taken" | "dropped" | "cancelled":
                     self._wait(step)
                 case "lost" | "away":
-                    self._deduplicator.connection_lost(and_back=step == "lost")
+                    self._deduplicator.session_lost(and_back=step == "lost")
                 case "back":
                     self._deduplicator.consuming_again()
                 case "recalled" | "undecided" | "nothing":
@@ -538,7 +538,7 @@ class Model:
     def lose(self) -> None:
         """Lose the connection, and have another one."""
         again = len(self.held) + len(self.waiting) + self.unread
-        self.known.connection_lost(most_unacked=again)
+        self.known.session_lost(most_unacked=again)
         self.known.consuming_again()
         for task in self.waiting:
             task.cancel()
@@ -636,7 +636,7 @@ async def test_repeat_during_the_first_is_answered(
 async def test_redelivery_during_the_first_is_not_answered(deduplicator: Book) -> None:
     """The delivery that comes again while it is being sent is answered once, by the first."""
     await deduplicator.take(NAMED, redelivered=False)
-    deduplicator.connection_lost()
+    deduplicator.session_lost()
     repeat = asyncio.create_task(deduplicator.take_repeat(NAMED, redelivered=True))
     await others_run()
     deduplicator.settle(NAMED, sent=True, acked=False)
@@ -654,7 +654,7 @@ async def test_only_the_last_acks_are_in_doubt(
     """An ack has been read when the broker has delivered more than the prefetch since."""
     await done(deduplicator, NAMELESS)
     await done(deduplicator, NAMED)
-    deduplicator.connection_lost(most_unacked=most_unacked)
+    deduplicator.session_lost(most_unacked=most_unacked)
 
     assert await deduplicator.take(NAMELESS, redelivered=True) is is_new
 
@@ -668,7 +668,7 @@ async def test_what_is_held_is_a_part_of_the_prefetch(
     await done(deduplicator, identity("m-2"))
     for _ in range(held):
         await deduplicator.take(identity("m-3"), redelivered=False)
-    deduplicator.connection_lost(most_unacked=2)
+    deduplicator.session_lost(most_unacked=2)
 
     assert await deduplicator.take(NAMELESS, redelivered=True) is is_new
 
@@ -678,7 +678,7 @@ async def test_acks_of_repeats_count_too(deduplicator: Book) -> None:
     await done(deduplicator, NAMED)
     await done(deduplicator, NAMELESS)
     assert not await deduplicator.take(NAMED, redelivered=False)
-    deduplicator.connection_lost(most_unacked=1)
+    deduplicator.session_lost(most_unacked=1)
 
     assert await deduplicator.take(NAMELESS, redelivered=True)
 
@@ -738,7 +738,7 @@ async def test_redelivery_waits_for_itself_in_any_case(clock: Clock) -> None:
     deduplicator = Deduplicator(heartbeat_seconds=10, clock=clock)
     first = await claim(deduplicator, NAMED, redelivered=False)
     assert isinstance(first, New)
-    deduplicator.connection_lost(most_unacked=1)
+    deduplicator.session_lost(most_unacked=1)
     again = asyncio.create_task(claim(deduplicator, NAMED, redelivered=True, may_wait=False))
     await others_run()
     assert not again.done()
@@ -836,7 +836,7 @@ async def _settle_and_lose(clock: Clock, entries: list[MessageIdentity]) -> floa
         verdict = await claim(deduplicator, one, redelivered=False)
         assert isinstance(verdict, New)
         deduplicator.settle(verdict.in_flight, ACCEPTED, acked=True)
-    deduplicator.connection_lost(most_unacked=len(entries))
+    deduplicator.session_lost(most_unacked=len(entries))
     return time.process_time() - began
 
 
@@ -882,7 +882,7 @@ async def test_doubt_about_acks_follows_the_heartbeat(
     assert isinstance(verdict, New)
     deduplicator.settle(verdict.in_flight, ACCEPTED, acked=True)
     clock.now += seconds
-    deduplicator.connection_lost(most_unacked=1)
+    deduplicator.session_lost(most_unacked=1)
     deduplicator.consuming_again()
 
     assert isinstance(await claim(deduplicator, NAMELESS, redelivered=True), Repeat)

@@ -182,7 +182,7 @@ class Colleague:
 
     def lose_connection(self) -> None:
         """Lose the connection on which it consumes, and have another one."""
-        self.deduplicator.connection_lost(most_unacked=100)
+        self.deduplicator.session_lost(most_unacked=100)
         self.deduplicator.consuming_again()
 
 
