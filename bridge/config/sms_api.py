@@ -203,19 +203,19 @@ def _with_one_idempotency(given: dict[str, Any], laid: dict[str, Any]) -> dict[s
     if name is not None and not may_be_named(name):
         return laid
     idempotency = str(laid["idempotency"])
-    older = idempotency
+    merged = idempotency
     if name is None and idempotency.startswith("header:"):
-        older = "none"
+        merged = "none"
     elif name is not None and name != DEFAULT_IDEMPOTENCY_HEADER:
-        older = f"header:{name}"
-    if older != idempotency and given.get("idempotency") is not None:
+        merged = f"header:{name}"
+    if merged != idempotency and given.get("idempotency") is not None:
         raise ValueError("idempotency_header conflicts with idempotency; remove idempotency_header")
-    header = older.removeprefix("header:") if older.startswith("header:") else None
+    header = merged.removeprefix("header:") if merged.startswith("header:") else None
     # An invalid name is reported as a fault of `idempotency`.
     shown_name = header if may_be_named(header) else None
-    if older == idempotency:
+    if merged == idempotency:
         return laid | {"idempotency_header": shown_name}
-    return laid | {"idempotency": older, "idempotency_header": shown_name}
+    return laid | {"idempotency": merged, "idempotency_header": shown_name}
 
 
 def _key_slots(value: object) -> list[Slot]:
