@@ -321,7 +321,7 @@ chart-files: $(DEV_STAMP)  ## write what is made of other files: the chart's doc
 provider-pages: $(DEV_STAMP)  ## write what docs/providers says of the presets' data
 	$(BIN)/python -m tests.providers.pages
 
-reference-pages: $(DEV_STAMP)  ## write the tables of metrics, log events, settings, commands and error codes in docs
+reference-pages: $(DEV_STAMP)  ## write the tables of headers, metrics, log events, settings, commands and error codes in docs
 	$(BIN)/python -m tests.reference_pages
 
 wheel: $(STAMP)  ## build dist/sms_bridge-*.whl, for pipx and uvx

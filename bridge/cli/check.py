@@ -108,7 +108,10 @@ def check(  # noqa: PLR0913  an option each
 
 
 def try_everything(settings: "Settings") -> bool:
-    """Run the checks of `check --online`, print a line for each, and return True if none failed."""
+    """Run the checks of `check --online` for the configured roles, and print a line for each.
+
+    Return True if none failed. Raises ConfigError if no role is configured.
+    """
     missing = _missing(settings, None)
     findings = _examine(settings, missing, None, online=True)
     _print_text(None, missing, findings)

@@ -170,7 +170,10 @@ class RequestParser:
                 self.refusal = self._body_too_large()
 
     def _count_wire(self, size: int) -> None:
-        """Limit the bytes that complete nothing: empty lines, partial headers, chunk framing."""
+        """Limit the bytes since a part of a request began or ended: empty lines, header, or body.
+
+        In a body, its own bytes and the framing of its chunks count.
+        """
         if self.has_moved:
             self._first_bytes = size
         else:

@@ -347,8 +347,11 @@ def _check_names(known: Parameters, values: Mapping[str, str]) -> None:
 def _check_cuts(known: Parameters, form: Sequence[tuple[str, str]], query: str) -> None:
     """Refuse a row in which a known parameter could also begin at another position.
 
-    Names are sorted. No parameter can begin after a name, or after a text before that name, if it
-    sorts before it. The first parameter of a form cannot sort after the required one.
+    A cut is a position at which a known parameter of the form begins: `BodyhiFrom+15550100`, the
+    row of `Body=hi` and `From=+15550100`, has the cuts 0 (`Body`) and 6 (`From`).
+
+    The names in a row are sorted. No parameter can begin after a name, or after a text before that
+    name, if it sorts before it. The first parameter of a form cannot sort after the required one.
     """
     row = query
     cuts: list[tuple[int, str]] = []
