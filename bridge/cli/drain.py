@@ -57,7 +57,7 @@ def drain(  # noqa: PLR0913  an option each
     as_json: AsJson = False,
     config: ConfigFile = None,
 ) -> None:
-    """Move the waiting messages to the dead letters, for example after a wrong text.
+    """Move the waiting messages to the dead-letter queue, for example if their text is wrong.
 
     Run `sms-bridge pause` first, or the workers keep sending. The command moves the messages in the
     main queue, the urgent queue and their retry queues. Each becomes a dead letter with the reason
