@@ -145,7 +145,9 @@ def labels_part(found: Iterable[Metric]) -> str:
             (
                 f"`{label}`",
                 shown,
-                code(sorted(names)) if label not in OPEN_LABELS else "all metrics above that list it",
+                code(sorted(names))
+                if label not in OPEN_LABELS
+                else "all metrics above that list it",
             )
             for (label, shown), names in values.items()
         ),
