@@ -1,8 +1,8 @@
 """Settle a delivery: publish its replacement, wait for the confirm, log the outcome, ack.
 
-No other module acks a message that was sent, and the worker never nacks: `basic.nack` (until
-RabbitMQ 4.3) and a closed channel increment a quorum queue's delivery count, and the queue drops a
-message whose count exceeds the limit.
+No other module acks a message that was sent, and the worker never nacks: a closed channel, a
+lost connection and, up to RabbitMQ 4.2, a nack count towards the delivery limit of a quorum queue,
+which drops a message above it.
 """
 
 import asyncio
