@@ -24,6 +24,7 @@ from bridge.amqp.frames import (
     Body,
     Progress,
 )
+from bridge.amqp.majority import Patience
 from bridge.amqp.properties import Properties
 from bridge.amqp.publication import LonePublication, Publication, publish_error, resolve
 from bridge.amqp.wire import PublishingChannel
@@ -74,7 +75,7 @@ class ConfirmedChannel:
     """
 
     def __init__(self, *, leave_after_seconds: float = math.inf) -> None:
-        self._leave_after_seconds = leave_after_seconds
+        self._patience = Patience(leave_after_seconds)
         self.channel: PublishingChannel | None = None
         self.connection: Connection | None = None
         self.opened = asyncio.Event()
@@ -90,14 +91,16 @@ class ConfirmedChannel:
         """Keep a channel open until the broker or the connection ends it; then raise."""
         # Reset, because the new connection may be to another node.
         self._first_confirm_seconds = FIRST_CONFIRM_SECONDS
-        unanswered_seconds = 0.0
+        silent_seconds = 0.0
         while True:
             channel = await open_channel(connection, confirms=True)
             with connection.wire.publishing(channel) as publishing:
                 self.channel, self.connection = publishing, connection
                 self.opened.set()
                 try:
-                    seconds = await self._until_overdue(channel, publishing)
+                    seconds, silent_seconds = await self._until_overdue(
+                        channel, publishing, silent_seconds
+                    )
                 finally:
                     # Must come before the publishes in flight fail because their channel has ended.
                     self._note_end(channel)
@@ -108,39 +111,46 @@ class ConfirmedChannel:
             log.warning("confirms_overdue", seconds=seconds)
             # Do not wait: a channel that waits for a leader does not answer its close either.
             close_soon(channel)
-            before = 0.0 if publishing.progress.confirmed else unanswered_seconds
-            unanswered_seconds = 0.0 if publishing.progress.nacked else before + seconds
-            if unanswered_seconds >= self._leave_after_seconds:
-                raise BrokerError(f"the node has answered no publish for {unanswered_seconds:g} s")
+            if silent_seconds >= self._patience.seconds:
+                self._patience.note_left()
+                raise BrokerError(f"the node has answered no publish for {silent_seconds:.0f} s")
 
     def _note_end(self, channel: Channel) -> None:
         self.refusals += refusal_on(channel) is not None
 
-    async def _until_overdue(self, channel: Channel, publishing: PublishingChannel) -> float:
+    async def _until_overdue(
+        self, channel: Channel, publishing: PublishingChannel, silent_before: float
+    ) -> tuple[float, float]:
         """Return when the channel ends or its confirms are overdue.
 
-        Returns the time limit that was exceeded, in seconds; 0 if the channel ended.
+        Returns the time limit that was exceeded, and for how long the node has answered no publish,
+        in seconds; both are 0 if the channel ended. `silent_before` is how long it had answered
+        none before this channel.
         """
         loop = asyncio.get_running_loop()
         before, since = publishing.progress, loop.time()
+        answers, answered_at = 0, since
         # Read once, because aiormq makes a new future each time and keeps it until the channel
         # ends.
         closing = channel.closing
         while not closing.done():
             await asyncio.wait({closing}, timeout=LOOK_SECONDS)
             now = publishing.progress
+            if now.confirmed + now.nacked > answers:
+                answers, answered_at, silent_before = now.confirmed + now.nacked, loop.time(), 0.0
             is_unread = publishing.is_blocked or publishing.unwritten_bytes > 0
             if is_unread or not _is_stuck(before, now):
                 before, since = now, loop.time()
+                answered_at = since
                 continue
             first = self._first_confirm_seconds
-            seconds = OVERDUE_SECONDS if now.confirmed else first
-            seconds = min(seconds, self._leave_after_seconds)
-            if loop.time() - since >= seconds:
+            limit = OVERDUE_SECONDS if now.confirmed else first
+            seconds, silent_seconds = loop.time() - since, silent_before + loop.time() - answered_at
+            if seconds >= limit or silent_seconds >= self._patience.seconds:
                 longer = FIRST_CONFIRM_SECONDS if now.confirmed else 2 * first
                 self._first_confirm_seconds = min(longer, MAX_FIRST_CONFIRM_SECONDS)
-                return seconds
-        return 0.0
+                return min(limit, math.ceil(seconds)), silent_seconds
+        return 0.0, 0.0
 
     async def room_for(self, message_id: str | None, deadline: float) -> PublishingChannel:
         """Return the channel once it can take a message with this id; else raise PublishError."""

@@ -13,7 +13,7 @@ from typing import Final
 
 from bridge.amqp.client import Connection
 from bridge.amqp.link import leave_after_seconds
-from bridge.amqp.majority import watch_majority
+from bridge.amqp.majority import Patience, watch_majority
 from bridge.amqp.publisher import Publisher
 from bridge.config import Settings
 from bridge.errors import BrokerError, CopyRefusedError
@@ -150,7 +150,7 @@ class Worker:
         if own.deduplicate is not None and membership.is_enabled:
             self._cluster_deduplicator = ClusterDeduplicator(membership, self._deduplicator.sent)
             parts.append(self._cluster_deduplicator)
-        self._leave_after_seconds = leave_after_seconds(settings.rabbitmq)
+        self._patience = Patience(leave_after_seconds(settings.rabbitmq))
         self.exchange = ClusterExchange(Coordination(membership, parts, metrics=metrics))
         self._identification = Identification(
             deduplicator=self._deduplicator,
@@ -203,7 +203,7 @@ class Worker:
                     group.create_task(self._upkeep.mend(connection, missing))
                 if self._account.rates.is_shared and self._lock is None:
                     group.create_task(self._rate_limit.watch(connection))
-                if self._leave_after_seconds < math.inf:
+                if self._patience.seconds < math.inf:
                     group.create_task(self._watch_majority(connection))
                 await self.consumer.serve(connection)
         except BaseExceptionGroup as errors:
@@ -211,7 +211,7 @@ class Worker:
 
     async def _watch_majority(self, connection: Connection) -> None:
         queue = f"{self._membership.exchange}.{self._membership.worker_id}.probe"
-        await watch_majority(connection, queue, seconds=self._leave_after_seconds / 2)
+        await watch_majority(connection, queue, self._patience)
 
     async def drain(self, timeout_seconds: float) -> bool:
         """Stop consuming, finish the requests in flight, and return the rest to the queue.

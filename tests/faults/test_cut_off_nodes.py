@@ -1,6 +1,9 @@
 """A node that is cut off from its cluster keeps its connections, but delivers nothing."""
 
 import asyncio
+import contextlib
+import itertools
+from collections import Counter
 from collections.abc import Iterator
 
 import httpx
@@ -8,8 +11,20 @@ import pytest
 
 from bridge.amqp import majority
 from bridge.amqp import publisher as publisher_module
+from bridge.amqp.properties import Properties
+from bridge.amqp.publisher import Publisher
+from bridge.errors import PublishError
 from bridge.sandbox.broker import Broker
-from tests.faults.amqp_proxy import ACK, DECLARE
+from bridge.telemetry.metrics import BridgeMetrics, new_registry
+from tests.faults.amqp_proxy import (
+    ACK,
+    CHANNEL_CLOSE,
+    DECLARE,
+    Method,
+    Pipe,
+    Sender,
+    Trap,
+)
 from tests.faults.bench import (
     CONSUME_LINK,
     PUBLISH_LINK,
@@ -19,6 +34,7 @@ from tests.faults.bench import (
     eventually,
     make_settings,
     open_bench,
+    open_link,
     post_event,
     running,
 )
@@ -81,6 +97,103 @@ async def test_a_node_that_answers_no_publish_is_left(
         ((link, why),) = lost(live)
         assert link == PUBLISH_LINK
         assert why.startswith("the node has answered no publish for ")
+    assert bench.sent_twice(numbers) == {}
+
+
+async def test_a_node_that_confirms_late_is_not_left_for_ever(bench: Bench) -> None:
+    """Each node would be left before it confirms, and the copies would never end."""
+    urls = [bench.proxy.url, bench.proxy.url.replace("127.0.0.1", "localhost")]
+    bench.proxy.traps.append(Late(3))
+    bench.service.misbehave({"status": 425, "count": 1})
+    async with bench.worker(rabbitmq__url=urls, rabbitmq__heartbeat_seconds=1) as live:
+        numbers = await bench.publish(1)
+        await eventually(lambda: lost(live), what="another node")
+        await eventually(lambda: live.logged("delivery"), what="a stored copy")
+        bench.proxy.traps.clear()
+        await bench.until_taken(numbers)
+        await bench.until_settled(live)
+    assert bench.sent_twice(numbers) == {}
+
+
+class Late(Trap):
+    """Passes each confirm on after some seconds, unless its channel is closed by then."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__("broker", ACK, self._delay, again=True, link=PUBLISH_LINK)
+        self._seconds = seconds
+        self._closes = Counter[tuple[Pipe, int]]()
+        self._last: tuple[Pipe, int] | None = None
+
+    def takes(self, pipe: Pipe, sender: Sender, channel: int, method: Method) -> bool:
+        self._last = pipe, channel
+        self._closes[self._last] += (sender, method) == ("client", CHANNEL_CLOSE)
+        return super().takes(pipe, sender, channel, method)
+
+    def _delay(self, frame: bytes) -> bytes:
+        assert self._last is not None
+        place, closes = self._last, self._closes[self._last]
+
+        def write() -> None:
+            pipe, _ = place
+            if self._closes[place] == closes and not pipe._client.is_closing():
+                pipe._client.write(frame)
+
+        asyncio.get_running_loop().call_later(self._seconds, write)
+        return b""
+
+
+async def test_a_node_that_confirms_others_is_not_left(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One publish waits, perhaps because its queue has no leader, but the node is well."""
+    monkeypatch.setattr(publisher_module, "OVERDUE_SECONDS", 4.0)
+    await bench.declare_main()
+    metrics = BridgeMetrics(
+        new_registry(), component="worker", version="0", revision="0", exchanges=("default",)
+    )
+    publisher = Publisher(metrics, timeout_seconds=10, leave_after_seconds=2)
+    lost_confirm = bench.proxy.trap("broker", ACK, "drop")
+
+    async def publish(number: int) -> None:
+        properties = Properties(message_id=str(number))
+        with contextlib.suppress(PublishError):
+            await publisher.publish(
+                b"", exchange="", routing_key=bench.queue, properties=properties
+            )
+
+    async with open_link(bench, "publish") as connection:
+        serving = asyncio.create_task(publisher.serve(connection))
+        await publisher._main.opened.wait()
+        channel = publisher._main.channel
+        waiting = asyncio.create_task(publish(0))
+        await lost_confirm.sprung.wait()
+        numbers = itertools.count(1)
+
+        async def is_replaced() -> bool:
+            await publish(next(numbers))
+            return serving.done() or publisher._main.channel is not channel
+
+        await eventually(is_replaced, what="another channel")
+        assert not serving.done()
+        serving.cancel()
+        await asyncio.gather(serving, waiting, return_exceptions=True)
+
+
+async def test_a_node_is_left_however_many_channels_it_leaves_unanswered(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time without an answer counts from one channel to the next."""
+    monkeypatch.setattr(publisher_module, "FIRST_CONFIRM_SECONDS", 0.5)
+    urls = [bench.proxy.url, bench.broker.url]
+    bench.proxy.trap("broker", ACK, "drop", again=True, link=PUBLISH_LINK)
+    bench.service.misbehave({"status": 425, "count": 1})
+    async with bench.worker(rabbitmq__url=urls, rabbitmq__heartbeat_seconds=3) as live:
+        numbers = await bench.publish(1)
+        await eventually(lambda: lost(live), what="another node")
+        assert [line["seconds"] for line in live.logged("confirms_overdue")[:3]] == [0.5, 1, 2]
+        assert len(live.logged("confirms_overdue")) == 4
+        await bench.until_taken(numbers)
+        await bench.until_settled(live)
     assert bench.sent_twice(numbers) == {}
 
 
