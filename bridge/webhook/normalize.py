@@ -177,7 +177,9 @@ class _FieldReader:
             )
             content = self._digest_item(item, index)
             for event in events_of_item:
-                event.identity = identity_of(endpoint, content, event.event_id)
+                # The type may stand beside the items.
+                digest = f"{event.type} {content}"
+                event.identity = identity_of(endpoint, digest, event.event_id)
             events += events_of_item
         if any(event.identity is not None for event in events):
             # The ids of the others show whether the bundle is a repeat.

@@ -427,6 +427,34 @@ def test_an_item_is_recognised_when_it_comes_alone() -> None:
     assert other.repeat_key != alone[1].repeat_key
 
 
+def test_a_type_beside_the_items_tells_events_apart() -> None:
+    """The same item may be that of another event: the service reports a message again."""
+    settings = {
+        "path": "/webhooks/own",
+        "event_type_pointers": ["/event"],
+        "event_id_pointers": ["/items/0/id"],
+        "items_pointer": "/items",
+    }
+    fields = EventFields(EndpointSettings.model_validate(settings))
+    events = [
+        normalize(
+            f'{{"event": "{kind}", "items": [{{"id": "m-1"}}{others}]}}'.encode(),
+            JSON,
+            Verified(0, None, SIGNED_AT),
+            fields,
+            now=NOW,
+        )[0]
+        for kind in ("sms.delivered", "sms.read")
+        for others in ("", ', {"id": "m-2"}')
+    ]
+
+    assert [event.type for event in events] == ["sms.delivered"] * 2 + ["sms.read"] * 2
+    delivered, delivered_again, was_read, was_read_again = (event.repeat_key for event in events)
+    assert delivered == delivered_again
+    assert was_read == was_read_again
+    assert delivered != was_read
+
+
 def test_items_that_json_cannot_express_are_told_apart() -> None:
     """Half of a surrogate pair has no UTF-8, and the bridge cannot write 700 nested lists."""
     deep = f'{{"messageId":"m-3","deep":{"[" * 700}{"]" * 700}}}'
