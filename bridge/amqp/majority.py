@@ -2,16 +2,15 @@
 
 import asyncio
 import time
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any, Final, NoReturn
 
-from bridge.amqp.channels import close_channel, heed_cancellation, open_channel
-from bridge.amqp.client import (
-    ChannelAccessRefused,
-    ChannelClosed,
-    ChannelPreconditionFailed,
-    Connection,
-)
-from bridge.amqp.connecting import version_of
+from pydantic import SecretStr
+
+from bridge.amqp.channels import close_channel, describe_end, heed_cancellation, open_channel
+from bridge.amqp.client import ChannelAccessRefused, ChannelPreconditionFailed, Connection
+from bridge.amqp.connecting import close_quietly, host_of, open_connection, version_of
+from bridge.config import RabbitMQSettings
 from bridge.deadline import Deadline
 from bridge.errors import BrokerError
 from bridge.telemetry.logs import Log
@@ -25,6 +24,8 @@ _CLASSIC: Final[dict[str, Any]] = {"x-queue-type": "classic"}
 # How long the patience with the next nodes lasts, and its limit.
 PATIENT_SECONDS: Final = 60.0
 MAX_PATIENCE_SECONDS: Final = 80.0
+# RabbitMQ itself gives up after 30 s, and closes the connection.
+MAX_PROBE_SECONDS: Final = 20.0
 
 
 class Patience:
@@ -49,32 +50,84 @@ class Patience:
         self._until = time.monotonic() + self._doubled + PATIENT_SECONDS
 
 
-async def watch_majority(connection: Connection, queue: str, patience: Patience) -> None:
-    """Raise BrokerError once the node has been cut off from its cluster for too long.
+class MajorityWatch:
+    """Notices that a worker's node is cut off from its cluster, while another node is not.
 
     Such a node keeps its connections and answers passive declares, but delivers nothing (seen with
     4.3.6). It cannot declare a queue, which takes a majority of the nodes: the exclusive `queue` is
-    declared and deleted at regular intervals, half of the patience. Returns if RabbitMQ refuses it,
-    or if the version is older than 4.3.
+    declared and deleted at regular intervals, half of the patience.
     """
-    if version_of(connection) < _WITH_KHEPRI:
-        return
-    while True:
-        await asyncio.sleep(patience.seconds / 2)
-        try:
-            async with Deadline(patience.seconds / 2):
-                channel = await open_channel(connection)
-                await channel.queue_declare(queue, exclusive=True, arguments=_CLASSIC)
-                await channel.queue_delete(queue)
-                await close_channel(channel)
-        except TimeoutError:
-            patience.note_left()
-            raise BrokerError("the node declares no queue; it may be cut off") from None
-        except (ChannelAccessRefused, ChannelPreconditionFailed):
-            # A permission is missing, or the virtual host has as many queues as it may have.
-            # RabbitMQ logs an error for each attempt.
-            log.debug("majority_not_watched", queue=queue)
+
+    def __init__(self, settings: RabbitMQSettings, queue: str, patience: Patience) -> None:
+        self._settings = settings
+        self._queue = queue
+        self._patience = patience
+
+    @property
+    def _seconds(self) -> float:
+        return min(self._patience.seconds / 2, MAX_PROBE_SECONDS)
+
+    async def watch(self, consuming: Connection) -> None:
+        """Raise BrokerError once this connection's node declares no queue, but another one does.
+
+        Returns if there is no other URL, if RabbitMQ refuses the queue, or if its version is older
+        than 4.3.
+        """
+        host = host_of(SecretStr(str(consuming.url)))
+        here = [url for url in self._settings.url if host_of(url) == host]
+        others = [url for url in self._settings.url if host_of(url) != host]
+        if not here or not others or version_of(consuming) < _WITH_KHEPRI:
             return
-        except ChannelClosed:
-            # The node has answered, so it can reach the others.
-            heed_cancellation()
+        while True:
+            try:
+                await self._until_unanswered(here[0])
+            except TimeoutError:
+                # All nodes may wait for a new leader of the metadata. Then none is better.
+                if await self._is_answered_by_any(others):
+                    self._patience.note_left()
+                    raise BrokerError("the node declares no queue, but another one does") from None
+            except (ChannelAccessRefused, ChannelPreconditionFailed):
+                # A permission is missing, or the virtual host has as many queues as it may have.
+                # RabbitMQ logs an error for each attempt.
+                log.debug("majority_not_watched", queue=self._queue)
+                return
+            except Exception as error:  # noqa: BLE001  aiormq raises more than its own classes
+                heed_cancellation()
+                log.debug("majority_watch_ended", why=describe_end(error))
+                await asyncio.sleep(self._seconds)
+
+    async def _until_unanswered(self, url: SecretStr) -> NoReturn:
+        """Declare the queue again and again; raise TimeoutError when there is no answer in time.
+
+        On a connection of its own, because RabbitMQ closes it when a declare has taken 30 s.
+        """
+        connection = await open_connection(self._settings, url, name="worker watch")
+        try:
+            while True:
+                await asyncio.sleep(self._seconds)
+                async with Deadline(self._seconds):
+                    await self._declare(connection)
+        finally:
+            await close_quietly(connection)
+
+    async def _is_answered_by_any(self, urls: Sequence[SecretStr]) -> bool:
+        for url in urls:
+            try:
+                async with Deadline(self._seconds):
+                    connection = await open_connection(self._settings, url, name="worker watch")
+                    try:
+                        await self._declare(connection)
+                    finally:
+                        await close_quietly(connection)
+            except Exception as error:  # noqa: BLE001  aiormq raises more than its own classes
+                heed_cancellation()
+                log.debug("majority_not_seen", host=host_of(url), why=describe_end(error))
+            else:
+                return True
+        return False
+
+    async def _declare(self, connection: Connection) -> None:
+        channel = await open_channel(connection)
+        await channel.queue_declare(self._queue, exclusive=True, arguments=_CLASSIC)
+        await channel.queue_delete(self._queue)
+        await close_channel(channel)

@@ -5,7 +5,6 @@ Each delivery is processed by `Pipeline` in a task of its own.
 
 import asyncio
 import contextlib
-import math
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -13,7 +12,7 @@ from typing import Final
 
 from bridge.amqp.client import Connection
 from bridge.amqp.link import leave_after_seconds
-from bridge.amqp.majority import Patience, watch_majority
+from bridge.amqp.majority import MajorityWatch, Patience
 from bridge.amqp.publisher import Publisher
 from bridge.config import Settings
 from bridge.errors import BrokerError, CopyRefusedError
@@ -150,7 +149,11 @@ class Worker:
         if own.deduplicate is not None and membership.is_enabled:
             self._cluster_deduplicator = ClusterDeduplicator(membership, self._deduplicator.sent)
             parts.append(self._cluster_deduplicator)
-        self._patience = Patience(leave_after_seconds(settings.rabbitmq))
+        self._majority = MajorityWatch(
+            settings.rabbitmq,
+            f"{membership.exchange}.{membership.worker_id}.probe",
+            Patience(leave_after_seconds(settings.rabbitmq)),
+        )
         self.exchange = ClusterExchange(Coordination(membership, parts, metrics=metrics))
         self._identification = Identification(
             deduplicator=self._deduplicator,
@@ -203,15 +206,10 @@ class Worker:
                     group.create_task(self._upkeep.mend(connection, missing))
                 if self._account.rates.is_shared and self._lock is None:
                     group.create_task(self._rate_limit.watch(connection))
-                if self._patience.seconds < math.inf:
-                    group.create_task(self._watch_majority(connection))
+                group.create_task(self._majority.watch(connection))
                 await self.consumer.serve(connection)
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
-
-    async def _watch_majority(self, connection: Connection) -> None:
-        queue = f"{self._membership.exchange}.{self._membership.worker_id}.probe"
-        await watch_majority(connection, queue, self._patience)
 
     async def drain(self, timeout_seconds: float) -> bool:
         """Stop consuming, finish the requests in flight, and return the rest to the queue.

@@ -5,6 +5,7 @@ import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 
 import httpx
 import pytest
@@ -24,6 +25,7 @@ from tests.faults.amqp_proxy import (
     Pipe,
     Sender,
     Trap,
+    open_amqp_proxy,
 )
 from tests.faults.bench import (
     CONSUME_LINK,
@@ -40,6 +42,8 @@ from tests.faults.bench import (
 )
 from tests.rabbitmq_cluster import Cluster, private_cluster
 
+WATCH_LINK = "worker watch"
+
 
 def lost(live: Live) -> list[tuple[str, str]]:
     return [(line["link"], line["why"]) for line in live.logged("broker_lost")]
@@ -53,14 +57,35 @@ async def test_a_node_that_declares_no_queue_is_left(
     urls = [bench.proxy.url, bench.broker.url]
     async with bench.worker(rabbitmq__url=urls, rabbitmq__heartbeat_seconds=2) as live:
         await live.until_consuming()
-        bench.proxy.trap("client", DECLARE, "drop", again=True, link=CONSUME_LINK)
+        bench.proxy.trap("client", DECLARE, "drop", again=True, link=WATCH_LINK)
         await eventually(lambda: lost(live), what="another node")
         await live.until_consuming()
         numbers = await bench.publish(3)
         await bench.until_taken(numbers)
         await bench.until_settled(live)
 
-        assert lost(live) == [(CONSUME_LINK, "the node declares no queue; it may be cut off")]
+        assert lost(live) == [(CONSUME_LINK, "the node declares no queue, but another one does")]
+
+
+async def test_a_node_is_kept_if_no_other_is_better(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the metadata of a cluster has no leader, no node declares a queue."""
+    monkeypatch.setattr(majority, "_WITH_KHEPRI", (3,))
+    tried: list[str] = []
+    async with open_amqp_proxy(bench.broker.url) as other:
+        urls = [bench.proxy.url, other.url]
+        async with bench.worker(rabbitmq__url=urls, rabbitmq__heartbeat_seconds=1) as live:
+            await live.until_consuming()
+            for name, proxy in (("here", bench.proxy), ("other", other)):
+                trap = proxy.trap("client", DECLARE, "drop", again=True, link=WATCH_LINK)
+                trap.also = partial(tried.append, name)
+            await eventually(lambda: tried.count("other") > 2, what="three looks elsewhere")
+            numbers = await bench.publish(3)
+            await bench.until_taken(numbers)
+            await bench.until_settled(live)
+
+            assert lost(live) == []
 
 
 async def test_the_only_node_is_not_left(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
