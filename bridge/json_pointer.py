@@ -191,6 +191,8 @@ def find_all(document: Any, pointer: str) -> list[Any]:  # noqa: ANN401  JSON
     """
     path = _PATHS.get(pointer)
     if path is None:
+        if len(_PATHS) >= MAX_PATHS:
+            _PATHS.clear()
         path = _PATHS[pointer] = _parse(pointer)
     value = _follow(document, path.steps)
     if path.behind is None:
@@ -223,7 +225,8 @@ class _Path:
         self.takes_fragment = takes_fragment
 
 
-# All pointers come from the settings, so there are few.
+# The pointers of the settings are few; `in_member` makes others from them.
+MAX_PATHS: Final = 1000
 _PATHS: Final[dict[str, _Path]] = {}
 
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bridge import json_pointer
 from bridge.json_pointer import (
     NOT_JSON,
     as_text,
@@ -290,3 +291,13 @@ BROKEN: dict[str, bytes] = {
 def test_broken_document(body: bytes) -> None:
     """What is no JSON is said to be none, without a long look."""
     assert read_document(body) is NOT_JSON
+
+
+def test_memory_of_parsed_pointers_is_bounded() -> None:
+    """A pointer to the member that an answer names may have any index."""
+    document = {"parts": [{"status": "0"}]}
+    for number in range(3 * json_pointer.MAX_PATHS):
+        find_all(document, in_member("/parts/*/status", number))
+
+    assert len(json_pointer._PATHS) <= json_pointer.MAX_PATHS
+    assert find_all(document, "/parts/0/status") == ["0"]
