@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Final, NoReturn
 
 from pydantic import SecretStr
@@ -10,6 +11,7 @@ from pydantic import SecretStr
 from bridge.amqp.channels import close_channel, describe_end, heed_cancellation, open_channel
 from bridge.amqp.client import ChannelAccessRefused, ChannelPreconditionFailed, Connection
 from bridge.amqp.connecting import close_quietly, host_of, open_connection, version_of
+from bridge.amqp.link import leave_after_seconds
 from bridge.config import RabbitMQSettings
 from bridge.deadline import Deadline
 from bridge.errors import BrokerError
@@ -58,10 +60,10 @@ class MajorityWatch:
     declared and deleted at regular intervals, half of the patience.
     """
 
-    def __init__(self, settings: RabbitMQSettings, queue: str, patience: Patience) -> None:
+    def __init__(self, settings: RabbitMQSettings, queue: str) -> None:
         self._settings = settings
         self._queue = queue
-        self._patience = patience
+        self._patience = Patience(leave_after_seconds(settings))
 
     @property
     def _seconds(self) -> float:
@@ -101,30 +103,31 @@ class MajorityWatch:
 
         On a connection of its own, because RabbitMQ closes it when a declare has taken 30 s.
         """
-        connection = await open_connection(self._settings, url, name="worker watch")
-        try:
+        async with self._connection_to(url) as connection:
             while True:
                 await asyncio.sleep(self._seconds)
                 async with Deadline(self._seconds):
                     await self._declare(connection)
-        finally:
-            await close_quietly(connection)
 
     async def _is_answered_by_any(self, urls: Sequence[SecretStr]) -> bool:
         for url in urls:
             try:
-                async with Deadline(self._seconds):
-                    connection = await open_connection(self._settings, url, name="worker watch")
-                    try:
-                        await self._declare(connection)
-                    finally:
-                        await close_quietly(connection)
+                async with Deadline(self._seconds), self._connection_to(url) as connection:
+                    await self._declare(connection)
             except Exception as error:  # noqa: BLE001  aiormq raises more than its own classes
                 heed_cancellation()
                 log.debug("majority_not_seen", host=host_of(url), why=describe_end(error))
             else:
                 return True
         return False
+
+    @asynccontextmanager
+    async def _connection_to(self, url: SecretStr) -> AsyncIterator[Connection]:
+        connection = await open_connection(self._settings, url, name="worker watch")
+        try:
+            yield connection
+        finally:
+            await close_quietly(connection)
 
     async def _declare(self, connection: Connection) -> None:
         channel = await open_channel(connection)

@@ -11,8 +11,7 @@ from functools import partial
 from typing import Final
 
 from bridge.amqp.client import Connection
-from bridge.amqp.link import leave_after_seconds
-from bridge.amqp.majority import MajorityWatch, Patience
+from bridge.amqp.majority import MajorityWatch
 from bridge.amqp.publisher import Publisher
 from bridge.config import Settings
 from bridge.errors import BrokerError, CopyRefusedError
@@ -150,9 +149,7 @@ class Worker:
             self._cluster_deduplicator = ClusterDeduplicator(membership, self._deduplicator.sent)
             parts.append(self._cluster_deduplicator)
         self._majority = MajorityWatch(
-            settings.rabbitmq,
-            f"{membership.exchange}.{membership.worker_id}.probe",
-            Patience(leave_after_seconds(settings.rabbitmq)),
+            settings.rabbitmq, f"{membership.exchange}.{membership.worker_id}.probe"
         )
         self.exchange = ClusterExchange(Coordination(membership, parts, metrics=metrics))
         self._identification = Identification(
