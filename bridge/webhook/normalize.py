@@ -271,9 +271,12 @@ class _FieldReader:
         if not fields.keyword_pointers:
             return None
         keyword = find_text(document, fields.keyword_pointers)
-        if keyword is None or keyword not in fields.stop | fields.start:
+        if keyword in fields.stop:
+            kind = "opt_out"
+        elif keyword in fields.start:
+            kind = "opt_in"
+        else:
             return None
-        kind = "opt_out" if keyword in fields.stop else "opt_in"
         data = {
             "from": message["from"],
             "to": message.get("to"),
