@@ -17,6 +17,7 @@ from bridge.amqp.publisher import Publisher
 from bridge.errors import PublishError
 from bridge.sandbox.broker import Broker
 from bridge.telemetry.metrics import BridgeMetrics, new_registry
+from tests.erlang import version
 from tests.faults.amqp_proxy import (
     ACK,
     CHANNEL_CLOSE,
@@ -207,8 +208,7 @@ async def test_a_node_that_answers_no_publish_is_left(
 
 @pytest.fixture
 def cluster(broker: Broker) -> Iterator[Cluster]:
-    version = broker.ctl("version").split()[-1].split(".")
-    if tuple(map(int, version[:2])) < majority._WITH_KHEPRI:
+    if tuple(map(int, version(broker).split(".")[:2])) < majority._WITH_KHEPRI:
         pytest.skip("an earlier node that is cut off closes its connections")
     with private_cluster() as nodes:
         nodes.join()
