@@ -17,23 +17,23 @@ import java.util.concurrent.TimeoutException;
 import java.util.concurrent.atomic.AtomicReference;
 
 /**
- * Asks for one SMS, and waits for its outcome.
+ * Requests one SMS, and waits for its outcome.
  *
  * <p>java -cp 'lib/*' Publish.java TO TEXT [MESSAGE_ID]
  *
- * <p>AMQP_URL names the broker. Prints the outcome; ends with 0 when the SMS service has accepted
- * the message, else with 1.
+ * <p>AMQP_URL is the address of RabbitMQ. Prints the outcome. The exit status is 0 if the SMS service
+ * has accepted the message, otherwise 1.
  */
 class Publish {
   static final long BROKER_MILLISECONDS = 10_000;
   static final long OUTCOME_SECONDS = 60;
-  // A one-time code is worth nothing later, so it is not sent later.
+  // A one-time code is useless after this time, so the worker must not send it.
   static final long EXPIRES_SECONDS = 300;
 
-  /** Publishes a request; returns once the broker has it on disk, throws when it has not. */
+  /** Publishes a request. Returns after RabbitMQ has stored it, otherwise throws. */
   static void publish(Channel channel, Map<String, String> request, AMQP.BasicProperties properties)
       throws Exception {
-    // A message that fits no queue is confirmed all the same; it is returned just before that.
+    // RabbitMQ returns an unroutable message, and then confirms it too.
     var returned = new AtomicReference<String>();
     channel.addReturnListener(message -> returned.set(message.getReplyText()));
     byte[] body = new Gson().toJson(request).getBytes(StandardCharsets.UTF_8);
@@ -44,7 +44,7 @@ class Publish {
     }
   }
 
-  /** Begins to wait for the outcome of one request. */
+  /** Starts to wait for the outcome of one request. */
   static CompletableFuture<JsonObject> outcomeOf(
       Channel channel, String replies, String correlationId) throws Exception {
     var outcome = new CompletableFuture<JsonObject>();
@@ -76,13 +76,13 @@ class Publish {
           new AMQP.BasicProperties.Builder()
               .contentType("application/json")
               .deliveryMode(2)
-              // The id of the message in your own records: published again after a crash, with the
-              // same id, a request can be recognised.
+              // The id from your own records. Use the same id to publish again after a crash, so that
+              // the worker recognises the repeat.
               .messageId(messageId)
               .timestamp(Date.from(now))
               .replyTo(replies)
               .correlationId(correlationId)
-              // Seconds; currentTimeMillis() would make the message invalid.
+              // Whole seconds. With milliseconds, the message would be invalid.
               .headers(Map.of("sms-bridge-expires-at", now.getEpochSecond() + EXPIRES_SECONDS))
               .build();
       publish(channel, Map.of("to", to, "from", "Acme", "text", text), properties);

@@ -19,40 +19,40 @@ import java.util.Optional;
 import java.util.Set;
 
 /**
- * Appends each text message and opt-out that comes in to a file.
+ * Appends each incoming text message and opt-out to a file.
  *
  * <p>java -cp 'lib/*' Subscribe.java FILE
  *
- * <p>AMQP_URL names the broker. Runs until it is ended; an event that was not acked comes again.
+ * <p>AMQP_URL is the address of RabbitMQ. Runs until you end it.
  */
 class Subscribe {
-  // Your team's own queue: each queue that is bound to the exchange gets a copy of each event.
+  // Your team's own queue. Every queue that is bound to the exchange gets a copy of each event.
   static final String QUEUE = "my-team.sms";
   static final String DEAD_LETTERS = "my-team.sms.dead";
   static final Map<String, Object> ARGUMENTS =
       Map.of(
           "x-queue-type", "quorum",
-          // An event that fails again and again becomes a dead letter.
+          // An event that keeps failing becomes a dead letter.
           "x-delivery-limit", 5,
           "x-dead-letter-exchange", "",
           "x-dead-letter-routing-key", DEAD_LETTERS,
-          // A dead letter leaves this queue only when it is stored in the other.
+          // A dead letter leaves this queue only after the other queue has stored it.
           "x-dead-letter-strategy", "at-least-once",
           "x-overflow", "reject-publish");
   static final int REMEMBERED = 10_000;
   static final long PAUSE_MILLISECONDS = 1000;
 
-  /** An event, as far as this program uses it. */
+  /** The fields of an event that this program uses. */
   record Event(String type, Data data) {}
 
   record Data(String from, String text) {}
 
   static final Gson GSON = new Gson();
 
-  /** Reads an event; none if it has another form. */
+  /** Reads an event. Returns nothing if it has another form. */
   static Optional<Event> read(byte[] body) {
     try {
-      // Its decoder refuses what is not UTF-8, which String would replace.
+      // The decoder refuses invalid UTF-8, which String would replace.
       var text = StandardCharsets.UTF_8.newDecoder().decode(ByteBuffer.wrap(body)).toString();
       return Optional.ofNullable(GSON.fromJson(text, Event.class))
           .filter(event -> event.type() != null)
@@ -62,14 +62,14 @@ class Subscribe {
     }
   }
 
-  /** The place for your code. If it throws, the event is tried again. */
+  /** Put your code here. If it throws, RabbitMQ delivers the event again. */
   static void handle(Path file, String id, Event event) throws IOException {
     var record = new JsonObject();
     record.addProperty("id", id);
     record.addProperty("type", event.type());
     record.addProperty("from", event.data().from());
     if (event.type().equals("opt_out")) {
-      // The service has blocked this number: send it nothing more.
+      // The service has blocked this number. Do not send to it.
     } else {
       record.addProperty("text", Optional.ofNullable(event.data().text()).orElse(""));
     }
@@ -85,18 +85,18 @@ class Subscribe {
             }
           });
 
-  /** Acks an event once it is handled; a failed one is rejected, never dropped. */
+  /** Handles an event, then acks it. If that fails, rejects it. */
   static void process(Channel channel, Path file, Delivery delivery) throws IOException {
     long tag = delivery.getEnvelope().getDeliveryTag();
     Optional<Event> event = read(delivery.getBody());
     if (event.isEmpty()) {
-      // No further try would read it.
-      System.err.println("an event cannot be read: see " + DEAD_LETTERS);
+      // Another delivery would not help.
+      System.err.println("unreadable event, see " + DEAD_LETTERS);
       channel.basicReject(tag, false);
       return;
     }
-    // The same event can come twice; the header tells, if the service gives its events ids.
-    // Texts of headers are LongString, and no String.
+    // An event may arrive twice. The header contains its id, if the service sends one.
+    // Strings in headers arrive as LongString.
     var headers = Optional.ofNullable(delivery.getProperties().getHeaders()).orElse(Map.of());
     Object header = headers.get("sms-bridge-event-id");
     String id = header == null ? null : header.toString();
@@ -104,8 +104,8 @@ class Subscribe {
       try {
         handle(file, id, event.get());
       } catch (Exception error) {
-        System.err.println("an event was not handled, and is tried again: " + error);
-        // A short fault must not use up the tries. RabbitMQ 4.3 counts no nack as a try.
+        System.err.println("event not handled, RabbitMQ delivers it again: " + error);
+        // A short fault must not use up the delivery limit. RabbitMQ 4.3 does not count a nack.
         pause();
         channel.basicReject(tag, true);
         return;
@@ -125,10 +125,10 @@ class Subscribe {
     }
   }
 
-  /** Ends, so that whoever supervises this program starts it anew. */
+  /** Exits, so that a supervisor restarts this program. */
   static void fail(String why) {
     System.err.println(why);
-    // Not exit(): its hooks wait for this thread of the client.
+    // Not exit(), whose hooks wait for this thread of the client.
     Runtime.getRuntime().halt(1);
   }
 
@@ -137,7 +137,7 @@ class Subscribe {
     var factory = new ConnectionFactory();
     factory.setUri(
         Optional.ofNullable(System.getenv("AMQP_URL")).orElse("amqp://guest:guest@localhost:5672/"));
-    // It opens a lost connection anew, with its queues, bindings and consumer.
+    // The client restores a lost connection with its queues, bindings and consumer.
     Connection connection = factory.newConnection();
     Channel channel = connection.createChannel();
     channel.queueDeclare(DEAD_LETTERS, true, false, false, Map.of("x-queue-type", "quorum"));
@@ -145,7 +145,7 @@ class Subscribe {
     for (String type : new String[] {"message.received", "opt_out"}) {
       channel.queueBind(QUEUE, "sms.inbound", type);
     }
-    // Without a bound the broker sends the whole queue at once.
+    // Without a prefetch, RabbitMQ sends the whole queue at once.
     channel.basicQos(20);
     channel.basicConsume(
         QUEUE,

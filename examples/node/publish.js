@@ -1,9 +1,9 @@
-// Ask for one SMS with amqplib, and wait for its outcome.
+// Request one SMS with amqplib, and wait for its outcome.
 //
 // node publish.js TO TEXT [MESSAGE_ID]
 //
-// AMQP_URL names the broker. Prints the outcome; ends with 0 when the SMS service has accepted the
-// message, else with 1.
+// AMQP_URL is the address of RabbitMQ. Prints the outcome. The exit status is 0 if the SMS service has
+// accepted the message, otherwise 1.
 
 import { randomUUID } from 'node:crypto';
 import amqp from 'amqplib';
@@ -11,10 +11,10 @@ import amqp from 'amqplib';
 const URL = process.env.AMQP_URL ?? 'amqp://guest:guest@localhost:5672/';
 const BROKER_MS = 10_000;
 const OUTCOME_MS = 60_000;
-// A one-time code is worth nothing later, so it is not sent later.
+// A one-time code is useless after this time, so the worker must not send it.
 const EXPIRES_SECONDS = 300;
 
-/** Reject after a time, whatever the promise does. */
+/** Reject if the promise takes too long. */
 function within(milliseconds, promise, what) {
   let timer;
   const late = new Promise((_, reject) => {
@@ -23,10 +23,10 @@ function within(milliseconds, promise, what) {
   return Promise.race([promise, late]).finally(() => clearTimeout(timer));
 }
 
-/** Publish a request; resolves once the broker has it on disk, rejects when it has not. */
+/** Publish a request. Resolves after RabbitMQ has stored it, otherwise rejects. */
 function publish(channel, request, options) {
   return new Promise((resolve, reject) => {
-    // A message that fits no queue is confirmed all the same; it is returned just before that.
+    // RabbitMQ returns an unroutable message, and then confirms it too.
     channel.once('return', () => reject(new Error('there is no queue sms.outbound')));
     const body = Buffer.from(JSON.stringify(request));
     channel.publish('', 'sms.outbound', body, { ...options, mandatory: true }, (error) =>
@@ -57,13 +57,13 @@ try {
   const { queue: replies } = await channel.assertQueue('', { exclusive: true });
   const correlationId = randomUUID();
   const outcome = outcomeOf(channel, replies, correlationId);
-  // AMQP counts in whole seconds, Date in milliseconds.
+  // AMQP uses whole seconds, and Date uses milliseconds.
   const now = Math.floor(Date.now() / 1000);
   const published = publish(channel, { to, from: 'Acme', text }, {
     contentType: 'application/json',
     persistent: true,
-    // The id of the message in your own records: published again after a crash, with the
-    // same id, a request can be recognised.
+    // The id from your own records. Use the same id to publish again after a crash, so that
+    // the worker recognises the repeat.
     messageId,
     timestamp: now,
     replyTo: replies,

@@ -1,31 +1,31 @@
-// Append each text message and opt-out that comes in to a file, with amqplib.
+// Append each incoming text message and opt-out to a file, with amqplib.
 //
 // node subscribe.js FILE
 //
-// AMQP_URL names the broker. Runs until it is ended; an event that was not acked comes again.
+// AMQP_URL is the address of RabbitMQ. Runs until you end it.
 
 import { appendFile } from 'node:fs/promises';
 import { setTimeout } from 'node:timers/promises';
 import amqp from 'amqplib';
 
 const URL = process.env.AMQP_URL ?? 'amqp://guest:guest@localhost:5672/';
-// Your team's own queue: each queue that is bound to the exchange gets a copy of each event.
+// Your team's own queue. Every queue that is bound to the exchange gets a copy of each event.
 const QUEUE = 'my-team.sms';
 const DEAD_LETTERS = 'my-team.sms.dead';
 const ARGUMENTS = {
   'x-queue-type': 'quorum',
-  // An event that fails again and again becomes a dead letter.
+  // An event that keeps failing becomes a dead letter.
   'x-delivery-limit': 5,
   'x-dead-letter-exchange': '',
   'x-dead-letter-routing-key': DEAD_LETTERS,
-  // A dead letter leaves this queue only when it is stored in the other.
+  // A dead letter leaves this queue only after the other queue has stored it.
   'x-dead-letter-strategy': 'at-least-once',
   'x-overflow': 'reject-publish',
 };
 const REMEMBERED = 10_000;
 const PAUSE_MILLISECONDS = 1000;
 
-/** Read an event; null if it has another form. */
+/** Read an event. Return null if it has another form. */
 function read(body) {
   try {
     const event = JSON.parse(new TextDecoder('utf-8', { fatal: true }).decode(body));
@@ -36,11 +36,11 @@ function read(body) {
   }
 }
 
-/** Put your code here. If it rejects, the event is tried again. */
+/** Put your code here. If it rejects, RabbitMQ delivers the event again. */
 async function handle(file, id, { type, data }) {
   const record = { id: id ?? null, type, from: data.from };
   if (type === 'opt_out') {
-    // The service has blocked this number: send it nothing more.
+    // The service has blocked this number. Do not send to it.
   } else {
     record.text = data.text ?? '';
   }
@@ -49,23 +49,23 @@ async function handle(file, id, { type, data }) {
 
 const handled = new Set();
 
-/** Ack an event once it is handled; a failed one is rejected, never dropped. */
+/** Handle an event, then ack it. If that fails, reject it. */
 async function settle(channel, file, message) {
   const event = read(message.content);
   if (event === null) {
-    // No further try would read it.
-    console.error(`an event cannot be read: see ${DEAD_LETTERS}`);
+    // Another delivery would not help.
+    console.error(`unreadable event, see ${DEAD_LETTERS}`);
     channel.reject(message, false);
     return;
   }
-  // The same event can come twice; the header tells, if the service gives its events ids.
+  // An event may arrive twice. The header contains its id, if the service sends one.
   const id = message.properties.headers?.['sms-bridge-event-id'];
   if (!handled.has(id)) {
     try {
       await handle(file, id, event);
     } catch (error) {
-      console.error('an event was not handled, and is tried again:', error);
-      // A short fault must not use up the tries. RabbitMQ 4.3 counts no nack as a try.
+      console.error('event not handled, RabbitMQ delivers it again:', error);
+      // A short fault must not use up the delivery limit. RabbitMQ 4.3 does not count a nack.
       await setTimeout(PAUSE_MILLISECONDS);
       channel.reject(message, true);
       return;
@@ -78,7 +78,7 @@ async function settle(channel, file, message) {
   channel.ack(message);
 }
 
-/** End, so that whoever supervises this program starts it anew. */
+/** Exit, so that a supervisor restarts this program. */
 function fail(error) {
   console.error(error.message);
   process.exit(1);
@@ -99,9 +99,9 @@ await channel.assertQueue(QUEUE, { durable: true, arguments: ARGUMENTS });
 for (const type of ['message.received', 'opt_out']) {
   await channel.bindQueue(QUEUE, 'sms.inbound', type);
 }
-// Without a bound the broker sends the whole queue at once.
+// Without a prefetch, RabbitMQ sends the whole queue at once.
 await channel.prefetch(20);
-// One event after the other, so that a repeat finds the first one handled.
+// One event at a time, so that a repeat comes after the first one is handled.
 let last = Promise.resolve();
 await channel.consume(QUEUE, (message) => {
   // null: the queue was deleted.

@@ -4,7 +4,7 @@ declare(strict_types=1);
 
 use PhpAmqpLib\Connection\AMQPStreamConnection;
 
-/** Connect to the broker that AMQP_URL names: the client itself takes no URL. */
+/** Connect to AMQP_URL. The client does not accept a URL. */
 function connect(): AMQPStreamConnection
 {
     $url = parse_url(getenv('AMQP_URL') ?: 'amqp://guest:guest@localhost:5672/');
@@ -16,7 +16,7 @@ function connect(): AMQPStreamConnection
         rawurldecode($url['pass'] ?? 'guest'),
         $vhost === '' ? '/' : $vhost,
         connection_timeout: 10.0,
-        // At least two heartbeats, as the client demands.
+        // The client requires at least two heartbeats.
         read_write_timeout: 130.0,
         heartbeat: 60,
     );

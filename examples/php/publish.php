@@ -1,11 +1,11 @@
 <?php
 
-// Ask for one SMS with php-amqplib, and wait for its outcome.
+// Request one SMS with php-amqplib, and wait for its outcome.
 //
 // php publish.php TO TEXT [MESSAGE_ID]
 //
-// AMQP_URL names the broker. Prints the outcome; ends with 0 when the SMS service has accepted the
-// message, else with 1.
+// AMQP_URL is the address of RabbitMQ. Prints the outcome. The exit status is 0 if the SMS service has
+// accepted the message, otherwise 1.
 
 declare(strict_types=1);
 
@@ -20,14 +20,14 @@ require __DIR__ . '/connect.php';
 
 const BROKER_SECONDS = 10;
 const OUTCOME_SECONDS = 60;
-// A one-time code is worth nothing later, so it is not sent later.
+// A one-time code is useless after this time, so the worker must not send it.
 const EXPIRES_SECONDS = 300;
 
-/** Publish a request; returns once the broker has it on disk, throws when it has not. */
+/** Publish a request. Returns after RabbitMQ has stored it, otherwise throws. */
 function publish(AMQPChannel $channel, AMQPMessage $message): void
 {
     $refusal = null;
-    // A message that fits no queue is confirmed all the same; it is returned just before that.
+    // RabbitMQ returns an unroutable message, and then confirms it too.
     $channel->set_return_listener(function ($code, $text) use (&$refusal) {
         $refusal = $text;
     });
@@ -41,7 +41,7 @@ function publish(AMQPChannel $channel, AMQPMessage $message): void
     }
 }
 
-/** Return the outcome of this request as it came. */
+/** Return the raw outcome of this request. */
 function wait_for_outcome(AMQPChannel $channel, string $replies, string $correlation_id): string
 {
     $outcome = null;
@@ -56,7 +56,7 @@ function wait_for_outcome(AMQPChannel $channel, string $replies, string $correla
     );
     $deadline = microtime(true) + OUTCOME_SECONDS;
     while ($outcome === null) {
-        // Zero would mean to wait for ever.
+        // Zero would mean no timeout.
         $channel->wait(null, false, max(0.001, $deadline - microtime(true)));
     }
     return $outcome;
@@ -67,8 +67,8 @@ if ($argc < 3) {
     exit(1);
 }
 [, $to, $text] = $argv;
-// The id of the message in your own records: published again after a crash, with the
-// same id, a request can be recognised.
+// The id from your own records. Use the same id to publish again after a crash, so that
+// the worker recognises the repeat.
 $message_id = $argv[3] ?? bin2hex(random_bytes(16));
 $correlation_id = bin2hex(random_bytes(16));
 try {
@@ -84,7 +84,7 @@ try {
         'timestamp' => time(),
         'reply_to' => $replies,
         'correlation_id' => $correlation_id,
-        // Not an array: headers want a table. time() is whole seconds, microtime(true) is a float.
+        // Headers need an AMQPTable. time() returns whole seconds, and microtime(true) a float.
         'application_headers' => new AMQPTable(['sms-bridge-expires-at' => time() + EXPIRES_SECONDS]),
     ]));
     $outcome = wait_for_outcome($channel, $replies, $correlation_id);

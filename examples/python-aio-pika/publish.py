@@ -1,9 +1,9 @@
-"""Ask for one SMS with aio-pika, and wait for its outcome.
+"""Request one SMS with aio-pika, and wait for its outcome.
 
 python publish.py TO TEXT [MESSAGE_ID]
 
-AMQP_URL names the broker. Prints the outcome; ends with 0 when the SMS service has accepted the
-message, else with 1.
+AMQP_URL is the address of RabbitMQ. Prints the outcome. The exit status is 0 if the SMS service has
+accepted the message, otherwise 1.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from aio_pika.abc import AbstractChannel, AbstractQueue
 URL = os.environ.get("AMQP_URL", "amqp://guest:guest@localhost:5672/")
 BROKER_SECONDS = 10
 OUTCOME_SECONDS = 60
-# A one-time code is worth nothing later, so it is not sent later.
+# A one-time code is useless after this time, so the worker must not send it.
 EXPIRES_SECONDS = 300
 
 
@@ -32,7 +32,7 @@ async def publish(
     reply_to: str,
     correlation_id: str,
 ) -> None:
-    """Publish a request; returns once the broker has it on disk, raises when it has not."""
+    """Publish a request. Return after RabbitMQ has stored it, otherwise raise."""
     message = aio_pika.Message(
         json.dumps({"to": to, "from": "Acme", "text": text}).encode(),
         content_type="application/json",
@@ -41,10 +41,10 @@ async def publish(
         timestamp=datetime.now(UTC),
         reply_to=reply_to,
         correlation_id=correlation_id,
-        # A whole number: a float would be written in 32 bits, which is wrong by up to a minute.
+        # An integer. aio-pika encodes a float in 32 bits, which is wrong by up to a minute.
         headers={"sms-bridge-expires-at": int(time.time()) + EXPIRES_SECONDS},
     )
-    # Mandatory by default: a queue that is not there is an error.
+    # Mandatory by default, so that a missing queue is an error.
     await channel.default_exchange.publish(message, "sms.outbound", timeout=BROKER_SECONDS)
 
 
@@ -61,12 +61,12 @@ async def wait_for_outcome(replies: AbstractQueue, correlation_id: str) -> dict[
 async def main(to: str, text: str, message_id: str = "") -> int:
     """Publish and wait."""
     async with await aio_pika.connect(URL, timeout=BROKER_SECONDS) as connection:
-        # Without `on_return_raises` a message that fits no queue is only logged.
+        # Without `on_return_raises`, an unroutable message is only logged.
         channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
         replies = await channel.declare_queue(exclusive=True)
         correlation_id = str(uuid.uuid4())
-        # The id of the message in your own records: published again after a crash, with the
-        # same id, a request can be recognised.
+        # The id from your own records. Use the same id to publish again after a crash, so that
+        # the worker recognises the repeat.
         message_id = message_id or str(uuid.uuid4())
         await publish(channel, to, text, message_id, replies.name, correlation_id)
         try:

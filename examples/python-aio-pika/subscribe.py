@@ -1,8 +1,8 @@
-"""Append each text message and opt-out that comes in to a file, with aio-pika.
+"""Append each incoming text message and opt-out to a file, with aio-pika.
 
 python subscribe.py FILE
 
-AMQP_URL names the broker. Runs until it is ended; an event that was not acked comes again.
+AMQP_URL is the address of RabbitMQ. Runs until you end it.
 """
 
 import asyncio
@@ -16,16 +16,16 @@ import aio_pika
 from aio_pika.abc import AbstractIncomingMessage
 
 URL = os.environ.get("AMQP_URL", "amqp://guest:guest@localhost:5672/")
-# Your team's own queue: each queue that is bound to the exchange gets a copy of each event.
+# Your team's own queue. Every queue that is bound to the exchange gets a copy of each event.
 QUEUE = "my-team.sms"
 DEAD_LETTERS = "my-team.sms.dead"
 ARGUMENTS: dict[str, Any] = {
     "x-queue-type": "quorum",
-    # An event that fails again and again becomes a dead letter.
+    # An event that keeps failing becomes a dead letter.
     "x-delivery-limit": 5,
     "x-dead-letter-exchange": "",
     "x-dead-letter-routing-key": DEAD_LETTERS,
-    # A dead letter leaves this queue only when it is stored in the other.
+    # A dead letter leaves this queue only after the other queue has stored it.
     "x-dead-letter-strategy": "at-least-once",
     "x-overflow": "reject-publish",
 }
@@ -34,7 +34,7 @@ PAUSE_SECONDS = 1
 
 
 def read(body: bytes) -> dict[str, Any] | None:
-    """Read an event; None if it has another form."""
+    """Read an event. Return None if it has another form."""
     try:
         match json.loads(body):
             case {"type": str(), "data": {"from": str()}} as event:
@@ -45,11 +45,11 @@ def read(body: bytes) -> dict[str, Any] | None:
 
 
 def handle(file: Path, event_id: str | None, event: dict[str, Any]) -> None:
-    """Put your code here. If it raises, the event is tried again."""
+    """Put your code here. If it raises, RabbitMQ delivers the event again."""
     number = event["data"]["from"]
     record = {"id": event_id, "type": event["type"], "from": number}
     if event["type"] == "opt_out":
-        pass  # The service has blocked this number: send it nothing more.
+        pass  # The service has blocked this number. Do not send to it.
     else:
         record["text"] = event["data"].get("text", "")
     with file.open("a", encoding="utf-8") as records:
@@ -59,21 +59,21 @@ def handle(file: Path, event_id: str | None, event: dict[str, Any]) -> None:
 async def process(
     file: Path, message: AbstractIncomingMessage, handled: dict[str | None, None]
 ) -> None:
-    """Ack an event once it is handled; a failed one is rejected, never dropped."""
+    """Handle an event, then ack it. If that fails, reject it."""
     event = read(message.body)
     if event is None:
-        # No further try would read it.
-        print(f"an event cannot be read: see {DEAD_LETTERS}", file=sys.stderr)
+        # Another delivery would not help.
+        print(f"unreadable event, see {DEAD_LETTERS}", file=sys.stderr)
         await message.reject()
         return
-    # The same event can come twice; the header tells, if the service gives its events ids.
+    # An event may arrive twice. The header contains its id, if the service sends one.
     event_id = str(message.headers.get("sms-bridge-event-id", "")) or None
     if event_id not in handled:
         try:
             await asyncio.to_thread(handle, file, event_id, event)
         except Exception as error:
-            print(f"an event was not handled, and is tried again: {error}", file=sys.stderr)
-            # A short fault must not use up the tries. RabbitMQ 4.3 counts no nack as a try.
+            print(f"event not handled, RabbitMQ delivers it again: {error}", file=sys.stderr)
+            # A short fault must not use up the delivery limit. RabbitMQ 4.3 does not count a nack.
             await asyncio.sleep(PAUSE_SECONDS)
             await message.reject(requeue=True)
             return
@@ -85,10 +85,10 @@ async def process(
 
 
 async def main(path: str) -> None:
-    """Subscribe; a lost connection is opened anew."""
+    """Subscribe, and reconnect after a lost connection."""
     async with await aio_pika.connect_robust(URL) as connection:
         channel = await connection.channel()
-        # Without a bound the broker sends the whole queue at once.
+        # Without a prefetch, RabbitMQ sends the whole queue at once.
         await channel.set_qos(prefetch_count=20)
         await channel.declare_queue(
             DEAD_LETTERS, durable=True, arguments={"x-queue-type": "quorum"}

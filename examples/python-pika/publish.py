@@ -1,9 +1,9 @@
-"""Ask for one SMS with pika, and wait for its outcome.
+"""Request one SMS with pika, and wait for its outcome.
 
 python publish.py TO TEXT [MESSAGE_ID]
 
-AMQP_URL names the broker. Prints the outcome; ends with 0 when the SMS service has accepted the
-message, else with 1.
+AMQP_URL is the address of RabbitMQ. Prints the outcome. The exit status is 0 if the SMS service has
+accepted the message, otherwise 1.
 """
 
 import json
@@ -18,7 +18,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 URL = os.environ.get("AMQP_URL", "amqp://guest:guest@localhost:5672/")
 BROKER_SECONDS = 10
 OUTCOME_SECONDS = 60
-# A one-time code is worth nothing later, so it is not sent later.
+# A one-time code is useless after this time, so the worker must not send it.
 EXPIRES_SECONDS = 300
 
 
@@ -30,7 +30,7 @@ def publish(
     reply_to: str,
     correlation_id: str,
 ) -> None:
-    """Publish a request; returns once the broker has it on disk, raises when it has not."""
+    """Publish a request. Return after RabbitMQ has stored it, otherwise raise."""
     now = int(time.time())
     properties = pika.BasicProperties(
         content_type="application/json",
@@ -43,15 +43,14 @@ def publish(
         headers={"sms-bridge-expires-at": now + EXPIRES_SECONDS},
     )
     body = json.dumps({"to": to, "from": "Acme", "text": text}).encode()
-    # With confirms this waits for the broker's word. `mandatory`: a queue that is not there is an
-    # error, and not a message that is lost in silence.
+    # Waits for the confirm. `mandatory` makes a missing queue an error instead of a silent loss.
     channel.basic_publish("", "sms.outbound", body, properties, mandatory=True)
 
 
 def wait_for_outcome(
     channel: BlockingChannel, replies: str, correlation_id: str
 ) -> dict[str, object] | None:
-    """Return the outcome of this request, None at the deadline."""
+    """Return the outcome of this request, or None after the deadline."""
     deadline = time.monotonic() + OUTCOME_SECONDS
     for _, properties, body in channel.consume(replies, auto_ack=True, inactivity_timeout=1):
         if properties is not None and properties.correlation_id == correlation_id:
@@ -65,7 +64,7 @@ def wait_for_outcome(
 def main(to: str, text: str, message_id: str = "") -> int:
     """Publish and wait."""
     parameters = pika.URLParameters(URL)
-    # How long a broker that is short of memory or disk may hold us up.
+    # How long RabbitMQ may block publishing when it is short of memory or disk.
     parameters.blocked_connection_timeout = BROKER_SECONDS
     connection = pika.BlockingConnection(parameters)
     try:
@@ -73,8 +72,8 @@ def main(to: str, text: str, message_id: str = "") -> int:
         channel.confirm_delivery()
         replies = channel.queue_declare("", exclusive=True).method.queue
         correlation_id = str(uuid.uuid4())
-        # The id of the message in your own records: published again after a crash, with the
-        # same id, a request can be recognised.
+        # The id from your own records. Use the same id to publish again after a crash, so that
+        # the worker recognises the repeat.
         message_id = message_id or str(uuid.uuid4())
         publish(channel, to, text, message_id, replies, correlation_id)
         outcome = wait_for_outcome(channel, replies, correlation_id)

@@ -1,8 +1,8 @@
-"""Append each text message and opt-out that comes in to a file, with pika.
+"""Append each incoming text message and opt-out to a file, with pika.
 
 python subscribe.py FILE
 
-AMQP_URL names the broker. Runs until it is ended; an event that was not acked comes again.
+AMQP_URL is the address of RabbitMQ. Runs until you end it.
 """
 
 import json
@@ -18,16 +18,16 @@ from pika.adapters.blocking_connection import BlockingChannel
 from pika.spec import Basic, BasicProperties
 
 URL = os.environ.get("AMQP_URL", "amqp://guest:guest@localhost:5672/")
-# Your team's own queue: each queue that is bound to the exchange gets a copy of each event.
+# Your team's own queue. Every queue that is bound to the exchange gets a copy of each event.
 QUEUE = "my-team.sms"
 DEAD_LETTERS = "my-team.sms.dead"
 ARGUMENTS = {
     "x-queue-type": "quorum",
-    # An event that fails again and again becomes a dead letter.
+    # An event that keeps failing becomes a dead letter.
     "x-delivery-limit": 5,
     "x-dead-letter-exchange": "",
     "x-dead-letter-routing-key": DEAD_LETTERS,
-    # A dead letter leaves this queue only when it is stored in the other.
+    # A dead letter leaves this queue only after the other queue has stored it.
     "x-dead-letter-strategy": "at-least-once",
     "x-overflow": "reject-publish",
 }
@@ -36,7 +36,7 @@ PAUSE_SECONDS = 1
 
 
 def read(body: bytes) -> dict[str, Any] | None:
-    """Read an event; None if it has another form."""
+    """Read an event. Return None if it has another form."""
     try:
         match json.loads(body):
             case {"type": str(), "data": {"from": str()}} as event:
@@ -47,11 +47,11 @@ def read(body: bytes) -> dict[str, Any] | None:
 
 
 def handle(file: Path, event_id: str | None, event: dict[str, Any]) -> None:
-    """Put your code here. If it raises, the event is tried again."""
+    """Put your code here. If it raises, RabbitMQ delivers the event again."""
     number = event["data"]["from"]
     record = {"id": event_id, "type": event["type"], "from": number}
     if event["type"] == "opt_out":
-        pass  # The service has blocked this number: send it nothing more.
+        pass  # The service has blocked this number. Do not send to it.
     else:
         record["text"] = event["data"].get("text", "")
     with file.open("a", encoding="utf-8") as records:
@@ -66,21 +66,21 @@ def process(
     properties: BasicProperties,
     body: bytes,
 ) -> None:
-    """Ack an event once it is handled; a failed one is rejected, never dropped."""
+    """Handle an event, then ack it. If that fails, reject it."""
     event = read(body)
     if event is None:
-        # No further try would read it.
-        print(f"an event cannot be read: see {DEAD_LETTERS}", file=sys.stderr)
+        # Another delivery would not help.
+        print(f"unreadable event, see {DEAD_LETTERS}", file=sys.stderr)
         channel.basic_reject(method.delivery_tag, requeue=False)
         return
-    # The same event can come twice; the header tells, if the service gives its events ids.
+    # An event may arrive twice. The header contains its id, if the service sends one.
     event_id = (properties.headers or {}).get("sms-bridge-event-id")
     if event_id not in handled:
         try:
             handle(file, event_id, event)
         except Exception as error:
-            print(f"an event was not handled, and is tried again: {error}", file=sys.stderr)
-            # A short fault must not use up the tries. RabbitMQ 4.3 counts no nack as a try.
+            print(f"event not handled, RabbitMQ delivers it again: {error}", file=sys.stderr)
+            # A short fault must not use up the delivery limit. RabbitMQ 4.3 does not count a nack.
             time.sleep(PAUSE_SECONDS)
             channel.basic_reject(method.delivery_tag, requeue=True)
             return
@@ -99,7 +99,7 @@ def main(path: str) -> None:
     channel.queue_declare(QUEUE, durable=True, arguments=ARGUMENTS)
     for event_type in ("message.received", "opt_out"):
         channel.queue_bind(QUEUE, "sms.inbound", event_type)
-    # Without a bound the broker sends the whole queue at once.
+    # Without a prefetch, RabbitMQ sends the whole queue at once.
     channel.basic_qos(prefetch_count=20)
     handled: dict[str | None, None] = {}
     channel.basic_consume(QUEUE, partial(process, Path(path), handled))

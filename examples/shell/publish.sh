@@ -1,39 +1,38 @@
 #!/bin/sh
-# Ask for one SMS through RabbitMQ's management API with curl and jq, and wait for its outcome.
+# Request one SMS through RabbitMQ's management API with curl and jq, and wait for its outcome.
 #
 #     publish.sh TO TEXT [MESSAGE_ID]
 #
-# RABBITMQ_API names the broker, and its user, who needs the tag `management`. Prints the outcome;
-# ends with 0 when the SMS service has accepted the message, else with 1.
+# RABBITMQ_API is the address of the API. Its user needs the tag `management`. Prints the outcome. The
+# exit status is 0 if the SMS service has accepted the message, otherwise 1.
 #
-# amqp-publish, which Debian has, sets no message_id and waits for no confirm; this API does both.
-# It is for scripts and for trying: for more than a few messages per second use a client of AMQP.
+# Debian's amqp-publish sets no message_id and does not wait for a confirm. This API does both, but is
+# slow: for more than a few messages per second, use an AMQP client.
 set -eu
 
 api=${RABBITMQ_API:-http://guest:guest@localhost:15672/api}
 vhost=${VHOST:-%2F}
 to=$1 text=$2
-# The id of the message in your own records: published again after a crash, with the
-# same id, a request can be recognised.
+# The id from your own records. Use the same id to publish again after a crash, so that
+# the worker recognises the repeat.
 message_id=${3:-$(cat /proc/sys/kernel/random/uuid)}
 correlation_id=$(cat /proc/sys/kernel/random/uuid)
 replies=replies.$correlation_id
 outcome_seconds=60
-# A one-time code is worth nothing later, so it is not sent later.
+# A one-time code is useless after this time, so the worker must not send it.
 expires_seconds=300
 
-# Not `curl -X`, which would show the text in the list of processes: the body comes from a pipe.
+# The body comes from a pipe, because process lists show command lines.
 call() { # METHOD PATH, the body on standard input
     curl --silent --show-error --fail --max-time 10 --request "$1" \
         --header 'Content-Type: application/json' --data-binary @- "$api$2"
 }
 
-# An exclusive queue would be gone with the request that made it; this one goes by itself.
+# An exclusive queue would disappear after this request. This queue expires by itself.
 echo '{"durable": true, "arguments": {"x-expires": 600000}}' | call PUT "/queues/$vhost/$replies"
 
-# printf is the shell's own, and jq reads what is personal from its standard input.
-# The answer comes when the broker has confirmed the message; "routed" is false when it fits no
-# queue.
+# printf is built into the shell, and jq reads number and text from standard input, so neither appears
+# in process lists. The API answers after the confirm. "routed" is false if no queue gets the message.
 printf '%s\0%s' "$to" "$text" |
     jq --raw-input --slurp --compact-output \
         --arg message_id "$message_id" --arg correlation_id "$correlation_id" \

@@ -8,21 +8,21 @@ using RabbitMQ.Client;
 using RabbitMQ.Client.Events;
 
 /// <summary>
-/// Asks for one SMS, and waits for its outcome.
+/// Requests one SMS, and waits for its outcome.
 ///
 /// dotnet run --project publish -- TO TEXT [MESSAGE_ID]
 ///
-/// AMQP_URL names the broker. Prints the outcome; ends with 0 when the SMS service has accepted the
-/// message, else with 1.
+/// AMQP_URL is the address of RabbitMQ. Prints the outcome. The exit status is 0 if the SMS service has
+/// accepted the message, otherwise 1.
 /// </summary>
 static class Publish
 {
     static readonly TimeSpan BrokerTime = TimeSpan.FromSeconds(10);
     static readonly TimeSpan OutcomeTime = TimeSpan.FromSeconds(60);
-    // A one-time code is worth nothing later, so it is not sent later.
+    // A one-time code is useless after this time, so the worker must not send it.
     const long ExpiresSeconds = 300;
 
-    /// <summary>Begins to wait for the outcome of one request.</summary>
+    /// <summary>Starts to wait for the outcome of one request.</summary>
     static async Task<Task<string>> OutcomeOf(IChannel channel, string replies, string correlationId)
     {
         var outcome = new TaskCompletionSource<string>(TaskCreationOptions.RunContinuationsAsynchronously);
@@ -31,7 +31,7 @@ static class Publish
         {
             if (reply.BasicProperties.CorrelationId == correlationId)
             {
-                // The body is the client's own again after this.
+                // The client reuses the body's buffer after this handler.
                 outcome.TrySetResult(Encoding.UTF8.GetString(reply.Body.ToArray()));
             }
             return Task.CompletedTask;
@@ -52,13 +52,13 @@ static class Publish
         {
             Uri = new Uri(url),
             RequestedConnectionTimeout = BrokerTime,
-            // The reply queue goes with its connection.
+            // The reply queue disappears with its connection.
             AutomaticRecoveryEnabled = false,
         };
         IConnection connection = await factory.CreateConnectionAsync();
         try
         {
-            // With both, a publish ends when the broker has it on disk, and throws when it has not.
+            // With both, a publish returns after RabbitMQ has stored the message, and otherwise throws.
             var confirms = new CreateChannelOptions(
                 publisherConfirmationsEnabled: true, publisherConfirmationTrackingEnabled: true);
             IChannel channel = await connection.CreateChannelAsync(confirms);
@@ -70,21 +70,20 @@ static class Publish
             {
                 ContentType = "application/json",
                 Persistent = true,
-                // The id of the message in your own records: published again after a crash, with the
-                // same id, a request can be recognised.
+                // The id from your own records. Use the same id to publish again after a crash, so that
+                // the worker recognises the repeat.
                 MessageId = messageId,
                 Timestamp = new AmqpTimestamp(now),
                 ReplyTo = replies,
                 CorrelationId = correlationId,
-                // Whole seconds; a DateTime is refused in a header.
+                // Whole seconds. The client refuses a DateTime in a header.
                 Headers = new Dictionary<string, object> { ["sms-bridge-expires-at"] = now + ExpiresSeconds },
             };
             var request = new Dictionary<string, string> { ["to"] = to, ["from"] = "Acme", ["text"] = text };
             byte[] body = JsonSerializer.SerializeToUtf8Bytes(request);
             using (var deadline = new CancellationTokenSource(BrokerTime))
             {
-                // `mandatory`: a queue that is not there is an error, and not a message that is lost
-                // in silence.
+                // Mandatory, so that a missing queue is an error instead of a silent loss.
                 await channel.BasicPublishAsync("", "sms.outbound", true, properties, body, deadline.Token);
             }
             string told = await outcome.WaitAsync(OutcomeTime);

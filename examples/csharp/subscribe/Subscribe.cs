@@ -8,32 +8,32 @@ using RabbitMQ.Client;
 using RabbitMQ.Client.Events;
 
 /// <summary>
-/// Appends each text message and opt-out that comes in to a file.
+/// Appends each incoming text message and opt-out to a file.
 ///
 /// dotnet run --project subscribe -- FILE
 ///
-/// AMQP_URL names the broker. Runs until it is ended; an event that was not acked comes again.
+/// AMQP_URL is the address of RabbitMQ. Runs until you end it.
 /// </summary>
 static class Subscribe
 {
-    // Your team's own queue: each queue that is bound to the exchange gets a copy of each event.
+    // Your team's own queue. Every queue that is bound to the exchange gets a copy of each event.
     const string Queue = "my-team.sms";
     const string DeadLetters = "my-team.sms.dead";
     static readonly Dictionary<string, object> Arguments = new Dictionary<string, object>
     {
         ["x-queue-type"] = "quorum",
-        // An event that fails again and again becomes a dead letter.
+        // An event that keeps failing becomes a dead letter.
         ["x-delivery-limit"] = 5,
         ["x-dead-letter-exchange"] = "",
         ["x-dead-letter-routing-key"] = DeadLetters,
-        // A dead letter leaves this queue only when it is stored in the other.
+        // A dead letter leaves this queue only after the other queue has stored it.
         ["x-dead-letter-strategy"] = "at-least-once",
         ["x-overflow"] = "reject-publish",
     };
     const int Remembered = 10_000;
     static readonly TimeSpan Pause = TimeSpan.FromSeconds(1);
 
-    /// <summary>An event, as far as this program uses it.</summary>
+    /// <summary>The fields of an event that this program uses.</summary>
     class Event
     {
         public string Type { get; set; }
@@ -48,7 +48,7 @@ static class Subscribe
 
     static readonly JsonSerializerOptions Json = new JsonSerializerOptions(JsonSerializerDefaults.Web);
 
-    /// <summary>Reads an event; null if it has another form.</summary>
+    /// <summary>Reads an event. Returns null if it has another form.</summary>
     static Event Read(ReadOnlySpan<byte> body)
     {
         try
@@ -62,13 +62,13 @@ static class Subscribe
         }
     }
 
-    /// <summary>The place for your code. If it throws, the event is tried again.</summary>
+    /// <summary>Put your code here. If it throws, RabbitMQ delivers the event again.</summary>
     static void Handle(string file, string id, Event read)
     {
         var record = new Dictionary<string, string> { ["id"] = id, ["type"] = read.Type, ["from"] = read.Data.From };
         if (read.Type == "opt_out")
         {
-            // The service has blocked this number: send it nothing more.
+            // The service has blocked this number. Do not send to it.
         }
         else
         {
@@ -93,19 +93,19 @@ static class Subscribe
         }
     }
 
-    /// <summary>Acks an event once it is handled; a failed one is rejected, never dropped.</summary>
+    /// <summary>Handles an event, then acks it. If that fails, rejects it.</summary>
     static async Task Process(IChannel channel, string file, BasicDeliverEventArgs delivery)
     {
         Event read = Read(delivery.Body.Span);
         if (read == null)
         {
-            // No further try would read it.
-            Console.Error.WriteLine("an event cannot be read: see " + DeadLetters);
+            // Another delivery would not help.
+            Console.Error.WriteLine("unreadable event, see " + DeadLetters);
             await channel.BasicRejectAsync(delivery.DeliveryTag, false);
             return;
         }
-        // The same event can come twice; the header tells, if the service gives its events ids.
-        // Texts of headers are byte[], and no string.
+        // An event may arrive twice. The header contains its id, if the service sends one.
+        // Strings in headers arrive as byte[].
         object header = null;
         delivery.BasicProperties.Headers?.TryGetValue("sms-bridge-event-id", out header);
         string id = header is byte[] bytes ? Encoding.UTF8.GetString(bytes) : null;
@@ -117,8 +117,8 @@ static class Subscribe
             }
             catch (Exception error)
             {
-                Console.Error.WriteLine("an event was not handled, and is tried again: " + error.Message);
-                // A short fault must not use up the tries. RabbitMQ 4.3 counts no nack as a try.
+                Console.Error.WriteLine("event not handled, RabbitMQ delivers it again: " + error.Message);
+                // A short fault must not use up the delivery limit. RabbitMQ 4.3 does not count a nack.
                 await Task.Delay(Pause);
                 await channel.BasicRejectAsync(delivery.DeliveryTag, true);
                 return;
@@ -131,7 +131,7 @@ static class Subscribe
     static async Task<int> Main(string[] arguments)
     {
         string url = Environment.GetEnvironmentVariable("AMQP_URL") ?? "amqp://guest:guest@localhost:5672/";
-        // A lost connection ends the program as well, rather than be opened anew in its back.
+        // A lost connection ends the program. The client must not reconnect by itself.
         var factory = new ConnectionFactory { Uri = new Uri(url), AutomaticRecoveryEnabled = false };
         IConnection connection = await factory.CreateConnectionAsync();
         IChannel channel = await connection.CreateChannelAsync();
@@ -142,10 +142,10 @@ static class Subscribe
         {
             await channel.QueueBindAsync(Queue, "sms.inbound", type);
         }
-        // Without a bound the broker sends the whole queue at once.
+        // Without a prefetch, RabbitMQ sends the whole queue at once.
         await channel.BasicQosAsync(0, 20, false);
-        // What a consumer throws the client swallows, so it is handed to Main, which ends: whoever
-        // supervises this program starts it anew.
+        // The client swallows exceptions of a consumer, so Main gets them and ends. A supervisor restarts
+        // this program.
         var failed = new TaskCompletionSource<string>(TaskCreationOptions.RunContinuationsAsynchronously);
         var consumer = new AsyncEventingBasicConsumer(channel);
         consumer.ReceivedAsync += async (sender, delivery) =>
@@ -170,7 +170,7 @@ static class Subscribe
         };
         await channel.BasicConsumeAsync(Queue, false, consumer);
         Console.Error.WriteLine(await failed.Task);
-        // What was not acked goes back to the queue with the connection.
+        // When the connection ends, events that were not acked return to the queue.
         return 1;
     }
 }

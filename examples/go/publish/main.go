@@ -1,9 +1,9 @@
-// Command publish asks for one SMS, and waits for its outcome.
+// Command publish requests one SMS, and waits for its outcome.
 //
 //	publish TO TEXT [MESSAGE_ID]
 //
-// AMQP_URL names the broker. It prints the outcome, and ends with 0 when the SMS service has
-// accepted the message, else with 1.
+// AMQP_URL is the address of RabbitMQ. It prints the outcome. The exit status is 0 if the SMS
+// service has accepted the message, otherwise 1.
 package main
 
 import (
@@ -22,7 +22,7 @@ import (
 const (
 	brokerTime  = 10 * time.Second
 	outcomeTime = 60 * time.Second
-	// A one-time code is worth nothing later, so it is not sent later.
+	// A one-time code is useless after this time, so the worker must not send it.
 	expiresAfter = 5 * time.Minute
 )
 
@@ -34,7 +34,7 @@ func randomID() string {
 	return fmt.Sprintf("%x", id)
 }
 
-// publish returns once the broker has the request on disk.
+// publish returns after RabbitMQ has stored the request.
 func publish(ch *amqp.Channel, request map[string]string, properties amqp.Publishing) error {
 	body, err := json.Marshal(request)
 	if err != nil {
@@ -44,7 +44,7 @@ func publish(ch *amqp.Channel, request map[string]string, properties amqp.Publis
 	ctx, cancel := context.WithTimeout(context.Background(), brokerTime)
 	defer cancel()
 	returns := ch.NotifyReturn(make(chan amqp.Return, 1))
-	// Mandatory: a queue that is not there is an error, and not a message that is lost in silence.
+	// Mandatory, so that a missing queue is an error instead of a silent loss.
 	confirm, err := ch.PublishWithDeferredConfirmWithContext(ctx, "", "sms.outbound", true, false, properties)
 	if err != nil {
 		return err
@@ -53,7 +53,7 @@ func publish(ch *amqp.Channel, request map[string]string, properties amqp.Publis
 	if err != nil {
 		return err
 	}
-	// A message that fits no queue is confirmed all the same; it is returned just before that.
+	// RabbitMQ returns an unroutable message, and then confirms it too.
 	select {
 	case returned := <-returns:
 		return fmt.Errorf("returned: %s", returned.ReplyText)
@@ -65,7 +65,7 @@ func publish(ch *amqp.Channel, request map[string]string, properties amqp.Publis
 	return nil
 }
 
-// waitForOutcome returns the outcome of one request as it came.
+// waitForOutcome returns the raw outcome of one request.
 func waitForOutcome(replies <-chan amqp.Delivery, correlationID string) ([]byte, error) {
 	deadline := time.After(outcomeTime)
 	for {
@@ -110,8 +110,8 @@ func run(to, text, messageID string) error {
 	err = publish(ch, map[string]string{"to": to, "from": "Acme", "text": text}, amqp.Publishing{
 		ContentType:  "application/json",
 		DeliveryMode: amqp.Persistent,
-		// The id of the message in your own records: published again after a crash, with the
-		// same id, a request can be recognised.
+		// The id from your own records. Use the same id to publish again after a crash, so that
+		// the worker recognises the repeat.
 		MessageId:     messageID,
 		Timestamp:     now,
 		ReplyTo:       queue.Name,

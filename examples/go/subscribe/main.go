@@ -1,8 +1,8 @@
-// Command subscribe appends each text message and opt-out that comes in to a file.
+// Command subscribe appends each incoming text message and opt-out to a file.
 //
 //	subscribe FILE
 //
-// AMQP_URL names the broker. It runs until it is ended; an event that was not acked comes again.
+// AMQP_URL is the address of RabbitMQ. It runs until you end it.
 package main
 
 import (
@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	// Your team's own queue: each queue that is bound to the exchange gets a copy of each event.
+	// Your team's own queue. Every queue that is bound to the exchange gets a copy of each event.
 	queue       = "my-team.sms"
 	deadLetters = "my-team.sms.dead"
 	remembered  = 10_000
@@ -27,16 +27,16 @@ const (
 
 var arguments = amqp.Table{
 	"x-queue-type": "quorum",
-	// An event that fails again and again becomes a dead letter.
+	// An event that keeps failing becomes a dead letter.
 	"x-delivery-limit":          5,
 	"x-dead-letter-exchange":    "",
 	"x-dead-letter-routing-key": deadLetters,
-	// A dead letter leaves this queue only when it is stored in the other.
+	// A dead letter leaves this queue only after the other queue has stored it.
 	"x-dead-letter-strategy": "at-least-once",
 	"x-overflow":             "reject-publish",
 }
 
-// An event, as far as this program uses it.
+// The fields of an event that this program uses.
 type event struct {
 	Type string `json:"type"`
 	Data struct {
@@ -45,7 +45,7 @@ type event struct {
 	} `json:"data"`
 }
 
-// read reads an event; it fails if the body has another form.
+// read reads an event. It fails if the body has another form.
 func read(body []byte) (event, error) {
 	var read event
 	if !utf8.Valid(body) {
@@ -60,11 +60,11 @@ func read(body []byte) (event, error) {
 	return read, nil
 }
 
-// handle is the place for your code. If it fails, the event is tried again.
+// handle contains your code. If it fails, RabbitMQ delivers the event again.
 func handle(path string, id any, event event) error {
 	record := map[string]any{"id": id, "type": event.Type, "from": event.Data.From}
 	if event.Type == "opt_out" {
-		// The service has blocked this number: send it nothing more.
+		// The service has blocked this number. Do not send to it.
 	} else {
 		record["text"] = event.Data.Text
 	}
@@ -80,7 +80,7 @@ func handle(path string, id any, event event) error {
 	return errors.Join(err, file.Close())
 }
 
-// recent holds the ids of the events that were handled last.
+// recent contains the ids of the last handled events.
 type recent struct {
 	ids   map[any]bool
 	order []any
@@ -98,20 +98,20 @@ func (r *recent) add(id any) {
 	}
 }
 
-// process acks an event once it is handled; a failed one is rejected, never dropped.
+// process handles an event, then acks it. If that fails, it rejects the event.
 func process(path string, delivery amqp.Delivery, handled *recent) error {
 	event, err := read(delivery.Body)
 	if err != nil {
-		// No further try would read it.
-		log.Print("an event cannot be read: see ", deadLetters)
+		// Another delivery would not help.
+		log.Print("unreadable event, see ", deadLetters)
 		return delivery.Reject(false)
 	}
-	// The same event can come twice; the header tells, if the service gives its events ids.
+	// An event may arrive twice. The header contains its id, if the service sends one.
 	id := delivery.Headers["sms-bridge-event-id"]
 	if !handled.ids[id] {
 		if err := handle(path, id, event); err != nil {
-			log.Print("an event was not handled, and is tried again: ", err)
-			// A short fault must not use up the tries. RabbitMQ 4.3 counts no nack as a try.
+			log.Print("event not handled, RabbitMQ delivers it again: ", err)
+			// A short fault must not use up the delivery limit. RabbitMQ 4.3 does not count a nack.
 			time.Sleep(pause)
 			return delivery.Reject(true)
 		}
@@ -143,7 +143,7 @@ func run(path string) error {
 			return err
 		}
 	}
-	// Without a bound the broker sends the whole queue at once.
+	// Without a prefetch, RabbitMQ sends the whole queue at once.
 	if err := ch.Qos(20, 0, false); err != nil {
 		return err
 	}
