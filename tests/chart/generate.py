@@ -118,7 +118,7 @@ def runbooks() -> str:
     Links become their words: from where this is read they lead nowhere.
     """
     text = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", RUNBOOKS_DOCUMENT.read_text())
-    lines = ["# Made of docs/runbooks.md by `make chart-files`."]
+    lines = ["# Generated from docs/runbooks.md by `make chart-files`."]
     kept = {"README": text.partition("\n## Worker\n")[0].strip()}
     kept |= {name: said for part, name, said in runbook_sections(text) if name != part}
     for name, section in kept.items():
@@ -149,7 +149,7 @@ def on_call() -> str:
     board = {
         "uid": "sms-bridge-on-call",
         "title": "SMS bridge / on-call",
-        "description": "What to do, alert by alert: docs/runbooks.md, shown by Grafana.",
+        "description": "The runbook of each alert, from docs/runbooks.md.",
         "tags": ["sms-bridge"],
         **shared,
         "templating": {"list": []},
@@ -206,7 +206,7 @@ def sms_apis() -> str:
 
     Without one the chart asks for it.
     """
-    lines = ["# Made of the presets of sms_api by `make chart-files`."]
+    lines = ["# Generated from the presets by `make chart-files`."]
     lines += [f"{name}: {json.dumps(preset_settings(name)['base_url'] or '')}" for name in PRESETS]
     return "\n".join(lines) + "\n"
 
@@ -227,7 +227,7 @@ def service_needs() -> str:
             )
             if value is not None
         }
-    head = "# Made of the presets by `make chart-files`.\n"
+    head = "# Generated from the presets by `make chart-files`.\n"
     return head + yaml.safe_dump(needs, sort_keys=False, width=100)
 
 

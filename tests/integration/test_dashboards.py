@@ -20,8 +20,8 @@ RATE_SECONDS = 20
 # arguments, a changed secret, a signature that has a time.
 NOTHING_TO_SHOW = {
     "Connections opened and lost",
-    "Differences of the topology",
-    "Secret files read again",
+    "Topology differences",
+    "Reloaded secret files",
     "Age of signatures (p99)",
     "Lag of events (p95)",
     "web page that counts as sent",

@@ -1,12 +1,12 @@
-{{/* The app's config.yaml: the values in `config`, and over them what the chart knows better. */}}
+{{/* The bridge's config.yaml: the values in `config`, overridden by the settings that the chart writes. */}}
 {{- define "sms-bridge.config" -}}
-{{- /* What the operator creates is looked at only, unless the values say otherwise. */}}
+{{- /* The operator creates the queues, so the bridge only verifies them, unless `config` says otherwise. */}}
 {{- $base := dict }}
 {{- if .Values.topology.enabled }}{{ $base = dict "rabbitmq" (dict "topology" "verify") }}{{ end }}
 {{- toYaml (mergeOverwrite $base (deepCopy .Values.config) (include "sms-bridge.config.own" . | fromJson)) }}
 {{- end }}
 
-{{/* What the chart knows better than any file, by section and key. */}}
+{{/* The settings that the chart writes, by section and key. */}}
 {{- define "sms-bridge.config.own" -}}
 {{- $v := .Values }}
 {{- $secrets := include "sms-bridge.secretsDir" . }}
@@ -41,9 +41,9 @@
 {{- end }}
 
 {{/*
-What services call: path, secretName, secretKeys, folder of the secret files, config (further
-settings) and isDefault of each. webhook.path is one unless there are others and it has no Secret.
-Where config names no public_url, it is that of the host of the Ingress or the HTTPRoute.
+The webhook endpoints: path, secretName, secretKeys, folder of the secret files, config (further
+settings) and isDefault of each. webhook.path is left out if it has no Secret and there are others.
+The default of public_url is built from the host of the Ingress or HTTPRoute.
 */}}
 {{- define "sms-bridge.endpoints" -}}
 {{- $v := .Values }}
@@ -67,8 +67,8 @@ Where config names no public_url, it is that of the host of the Ingress or the H
 {{- end }}
 
 {{/*
-Where services reach the Ingress or the HTTPRoute, by its first host: https, because what services
-send must not be read on the way. Empty when no host is named, or only a wildcard.
+URL of the first host of the Ingress or HTTPRoute, always https, because webhooks contain personal
+data. Empty without a host, or if the host is a wildcard.
 */}}
 {{- define "sms-bridge.publicOrigin" -}}
 {{- $hosts := list }}
@@ -80,7 +80,7 @@ send must not be read on the way. Empty when no host is named, or only a wildcar
 {{- end }}
 {{- end }}
 
-{{/* Not empty where a variable of the receiver names the address. */}}
+{{/* Not empty if webhook.extraEnv sets the public URL. */}}
 {{- define "sms-bridge.setsPublicUrl" -}}
 {{- range .Values.webhook.extraEnv }}
 {{- if eq (upper .name) "SMS_BRIDGE_WEBHOOK__PUBLIC_URL" }}{{ .name }}{{ end }}
@@ -88,8 +88,9 @@ send must not be read on the way. Empty when no host is named, or only a wildcar
 {{- end }}
 
 {{/*
-The variables of these roles: where the file is, and what stands above it. Takes root and roles.
-A file that is not ours cannot be merged with the chart's own settings, so these come this way.
+The environment variables of these roles: the path of config.yaml, and settings that override it.
+The chart cannot change an existing ConfigMap, so its own settings become variables then. Takes
+root and roles.
 */}}
 {{- define "sms-bridge.env" -}}
 {{- $v := .root.Values -}}
@@ -107,7 +108,7 @@ A file that is not ours cannot be merged with the chart's own settings, so these
 {{- $set := dict }}
 {{- if $v.existingConfigMap }}
 {{- $of := concat (list "rabbitmq" "admin") .roles }}
-{{- /* The worker gives the service the address of its endpoint. */}}
+{{- /* The worker sends the address of the endpoint to the service. */}}
 {{- if has "worker" .roles }}{{ $of = concat $of (list "sms_api" "webhook") }}{{ end }}
 {{- range $section, $settings := include "sms-bridge.config.own" .root | fromJson }}
 {{- if has $section $of }}{{ $_ := set $set $section $settings }}{{ end }}
@@ -120,7 +121,7 @@ A file that is not ours cannot be merged with the chart's own settings, so these
 {{- include "sms-bridge.variables" (dict "prefix" "SMS_BRIDGE" "separator" "_" "settings" $set) }}
 {{- end }}
 
-{{/* Settings as variables: SMS_BRIDGE_<SECTION>__<KEY>, and another __ for what is deeper. */}}
+{{/* Settings as variables: SMS_BRIDGE_<SECTION>__<KEY>, with another __ for each deeper level. */}}
 {{- define "sms-bridge.variables" -}}
 {{- range $key, $value := .settings }}
 {{- $name := printf "%s%s%s" $.prefix $.separator (upper $key) }}
@@ -133,12 +134,12 @@ A file that is not ours cannot be merged with the chart's own settings, so these
 {{- end }}
 {{- end }}
 
-{{/* The service whose API is spoken. */}}
+{{/* The preset of the SMS service. */}}
 {{- define "sms-bridge.smsApiPreset" -}}
 {{- .Values.smsApi.preset | default (.Values.config.sms_api | default dict).preset | default "generic" }}
 {{- end }}
 
-{{/* Where it is: the sandbox, what is given, or what its preset knows; empty when none says. */}}
+{{/* The URL of the SMS service: of the sandbox, from the values, or from the preset. May be empty. */}}
 {{- define "sms-bridge.smsApiUrl" -}}
 {{- $sandbox := "" }}
 {{- if .Values.sandbox.enabled }}{{ $sandbox = printf "http://%s:%s" (include "sms-bridge.sandboxHost" .) (include "sms-bridge.sandboxPort" .) }}{{ end }}
@@ -154,8 +155,8 @@ A file that is not ours cannot be merged with the chart's own settings, so these
 {{- end }}
 
 {{/*
-The address of the broker, or a list of those of rabbitmq.hosts, as {"value": ...}. Holds no secret;
-host and port may come from one, by variables that Kubernetes puts in.
+RabbitMQ's URL, or the list of URLs of rabbitmq.hosts, as {"value": ...}. It contains no secret. If a
+Secret contains host or port, Kubernetes inserts them from variables.
 */}}
 {{- define "sms-bridge.rabbitmqUrl" -}}
 {{- $port := include "sms-bridge.rabbitmqPort" . }}
@@ -203,8 +204,8 @@ tls:
 {{- end }}
 
 {{/*
-One of the app's settings, or its default, as {"value": ...}. Takes a list of root, section and key.
-No setting of the app is a boolean: what became one was `on` or `off` without quotes.
+A setting of the bridge, or its default, as {"value": ...}. Takes a list of root, section and key.
+The bridge has no boolean settings: YAML reads `on` and `off` without quotes as booleans.
 */}}
 {{- define "sms-bridge.setting" -}}
 {{- $root := index . 0 }}{{ $section := index . 1 }}{{ $key := index . 2 }}
@@ -215,13 +216,13 @@ No setting of the app is a boolean: what became one was `on` or `off` without qu
 {{- dict "value" $value | toJson }}
 {{- end }}
 
-{{/* The queues of requests, as a list: the main one, and the urgent one if there is. */}}
+{{/* The main queue and, if there is one, the urgent queue, as a list. */}}
 {{- define "sms-bridge.requestQueues" -}}
 {{- $urgent := (include "sms-bridge.setting" (list . "worker" "urgent_queue") | fromJson).value | default "" }}
 {{- compact (list (include "sms-bridge.setting" (list . "worker" "queue") | fromJson).value $urgent) | toJson }}
 {{- end }}
 
-{{/* The app's own defaults, as far as an object other than the ConfigMap depends on them. */}}
+{{/* The bridge's defaults that objects other than the ConfigMap depend on. */}}
 {{- define "sms-bridge.appDefaults" -}}
 rabbitmq:
   topology: {{ ternary "verify" "declare" .Values.topology.enabled }}
@@ -243,7 +244,7 @@ tracing:
   otlp_endpoint: null
 {{- end }}
 
-{{/* The seconds of a duration such as 90, 10s, 5m, 2h or 30d, as the app reads it. */}}
+{{/* The seconds of a duration such as 90, 10s, 5m, 2h or 30d, as the bridge reads it. */}}
 {{- define "sms-bridge.seconds" -}}
 {{- $text := toString . | trim }}
 {{- if not (regexMatch "^[0-9]+([.][0-9]+)?(e[+]?[0-9]+)?\\s*[smhd]?$" $text) }}
@@ -253,7 +254,7 @@ tracing:
 {{- mulf (trimSuffix $unit $text | trim | float64) (get (dict "" 1 "s" 1 "m" 60 "h" 3600 "d" 86400) $unit) }}
 {{- end }}
 
-{{/* Seconds in the largest unit that divides them: 120 is 2m. The app names its retry queues so. */}}
+{{/* Seconds in the largest unit that divides them, as in the names of retry queues: 120 is 2m. */}}
 {{- define "sms-bridge.duration" -}}
 {{- $seconds := . }}
 {{- $text := printf "%gs" (float64 $seconds) }}

@@ -2,7 +2,7 @@
 {{- .Values.nameOverride | default .Chart.Name | trunc 63 | trimSuffix "-" }}
 {{- end }}
 
-{{/* 47 characters leave room for a suffix of 16, such as -webhook-metrics. */}}
+{{/* 47 characters leave room for a suffix of 16 characters, such as -webhook-metrics. */}}
 {{- define "sms-bridge.fullname" -}}
 {{- $name := .Values.nameOverride | default .Chart.Name }}
 {{- $full := printf "%s-%s" .Release.Name $name }}
@@ -27,8 +27,8 @@
 {{- end }}
 
 {{/*
-The helpers for labels and metadata take a dict of root and, for what belongs to one role,
-component. No version ever stands in a selector.
+The helpers for labels and metadata take a dict of root and, for objects of one role, component.
+Selectors contain no version, because they cannot change.
 */}}
 {{- define "sms-bridge.selectorLabels" -}}
 app.kubernetes.io/name: {{ include "sms-bridge.name" .root | quote }}
@@ -46,7 +46,7 @@ app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
 {{ include "sms-bridge.selectorLabels" . }}
 {{- end }}
 
-{{/* Also suffix of the name (or the name), and a namespace, labels and annotations of its own. */}}
+{{/* Also takes suffix or name, namespace, labels and annotations. */}}
 {{- define "sms-bridge.metadata" -}}
 {{- $name := list (include "sms-bridge.fullname" .root) .suffix | compact | join "-" -}}
 name: {{ .name | default $name }}
@@ -57,14 +57,14 @@ annotations: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
 
-{{/* Takes what metadata takes, component, and podLabels. */}}
+{{/* Takes the arguments of metadata, and podLabels. */}}
 {{- define "sms-bridge.podLabels" -}}
 {{- $labels := include "sms-bridge.selectorLabels" . | fromYaml }}
 {{- $_ := set $labels "app.kubernetes.io/version" .root.Chart.AppVersion }}
 {{- merge $labels .podLabels .root.Values.commonLabels | toYaml }}
 {{- end }}
 
-{{/* A changed config.yaml replaces the pod. Takes what metadata takes, component, and podAnnotations. */}}
+{{/* The checksum restarts the pods if config.yaml changes. Takes the arguments of metadata, and podAnnotations. */}}
 {{- define "sms-bridge.podAnnotations" -}}
 {{- $notes := dict "kubectl.kubernetes.io/default-container" .component }}
 {{- if not .root.Values.existingConfigMap }}{{ $_ := set $notes "checksum/config" (include "sms-bridge.config" .root | sha256sum) }}{{ end }}
@@ -87,13 +87,13 @@ imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
 
-{{/* A probe of the admin port, unless there is a custom one. Takes path, probe and custom. */}}
+{{/* The custom probe, or a probe of the admin port. Takes path, probe and custom. */}}
 {{- define "sms-bridge.probe" -}}
 {{- $asked := dict "httpGet" (dict "path" .path "port" "admin") }}
 {{- .custom | default (merge $asked .probe) | toYaml }}
 {{- end }}
 
-{{/* The fewest pods of a role that there may be. */}}
+{{/* The minimum number of pods of a role. */}}
 {{- define "sms-bridge.minReplicas" -}}
 {{- if (.keda | default dict).enabled }}{{ .keda.minReplicaCount }}
 {{- else if .autoscaling.enabled }}{{ .autoscaling.minReplicas }}
@@ -101,7 +101,7 @@ imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- end }}
 
 {{/*
-Seconds that a stopping pod takes. After the drain the app closes its connections, for at most 4 s.
+How many seconds a pod takes to stop. After the drain, closing connections takes at most 4 s.
 */}}
 {{- define "sms-bridge.stopSeconds" -}}
 {{- add .preStopSleepSeconds .shutdownTimeoutSeconds 5 }}

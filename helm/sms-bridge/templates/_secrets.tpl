@@ -1,10 +1,10 @@
-{{/* Where the pods find their files. */}}
+{{/* Folders of the files in the pods. */}}
 {{- define "sms-bridge.configDir" -}}/etc/sms-bridge/config{{- end }}
 {{- define "sms-bridge.secretsDir" -}}/etc/sms-bridge/secrets{{- end }}
 
 {{/*
-The Secret of a credential: one that exists, or one that an operator makes; empty when neither is
-asked for. Takes root and credential (rabbitmq, smsApi or webhookSecrets).
+The Secret of a credential: an existing one, or one that an operator creates. May be empty. Takes
+root and credential (rabbitmq, smsApi or webhookSecrets).
 */}}
 {{- define "sms-bridge.secretName" -}}
 {{- $v := .root.Values }}
@@ -13,19 +13,19 @@ asked for. Takes root and credential (rabbitmq, smsApi or webhookSecrets).
 {{- else if and $v.externalSecrets.enabled (get $v.externalSecrets.remoteRefs .credential) }}
 {{- printf "%s-%s" $full (include "sms-bridge.externalSecretSuffix" .credential) }}
 {{- else if and (eq .credential "rabbitmq") $v.topology.enabled $v.topology.createUser }}
-{{- /* The messaging topology operator names it so. */}}
+{{- /* The messaging topology operator chooses this name. */}}
 {{- printf "%s-user-credentials" $full }}
 {{- end }}
 {{- end }}
 
-{{/* The keys that the broker's Secret must hold. */}}
+{{/* The keys that RabbitMQ's Secret must contain. */}}
 {{- define "sms-bridge.rabbitmqKeys" -}}
 {{- with .Values.rabbitmq.secretKeys }}{{ list .username .password .host .port | compact | toJson }}{{ end }}
 {{- end }}
 
 {{/*
-The keys of the Secret that the worker logs in with at the SMS service, by the file of each. Without
-a login there need be none; where there is one, the key may stand in the body ({secret}).
+The keys of the SMS service's Secret, by file name. With auth.scheme none, the Secret is optional. If
+there is one, the body may contain the key ({secret}).
 */}}
 {{- define "sms-bridge.smsApiKeys" -}}
 {{- $keys := .Values.smsApi.secretKeys }}
@@ -37,7 +37,7 @@ a login there need be none; where there is one, the key may stand in the body ({
 {{- toJson $used }}
 {{- end }}
 
-{{/* Not empty where the credentials are given to the topology operator rather than made by it. */}}
+{{/* Not empty if the topology operator imports the credentials instead of generating them. */}}
 {{- define "sms-bridge.importsUser" -}}
 {{- if or .Values.rabbitmq.existingSecret (and .Values.externalSecrets.enabled .Values.externalSecrets.remoteRefs.rabbitmq) }}yes{{ end }}
 {{- end }}
@@ -46,7 +46,7 @@ a login there need be none; where there is one, the key may stand in the body ({
 {{- get (dict "rabbitmq" "rabbitmq" "smsApi" "sms-api" "webhookSecrets" "webhook") . }}
 {{- end }}
 
-{{/* The files of a pod, below whole directories: a subPath mount would never see a rotated Secret. */}}
+{{/* Mounts whole directories, because a subPath mount never sees a rotated Secret. */}}
 {{- define "sms-bridge.volumeMounts" -}}
 - name: config
   mountPath: {{ include "sms-bridge.configDir" . }}
@@ -58,7 +58,7 @@ a login there need be none; where there is one, the key may stand in the body ({
   mountPath: /tmp
 {{- end }}
 
-{{/* Takes what secretSources takes. */}}
+{{/* Takes the arguments of secretSources. */}}
 {{- define "sms-bridge.volumes" -}}
 - name: config
   configMap:
@@ -74,8 +74,8 @@ a login there need be none; where there is one, the key may stand in the body ({
 {{- end }}
 
 {{/*
-The Secret files of these roles, and no others. The paths are those that the config names. Takes
-root, roles and, in place of the Secret of the bridge's broker user, brokerSecret.
+The Secret files of these roles only, under the paths in the config. Takes root, roles and
+brokerSecret, which replaces the Secret of the bridge's RabbitMQ user.
 */}}
 {{- define "sms-bridge.secretSources" -}}
 {{- $v := .root.Values }}

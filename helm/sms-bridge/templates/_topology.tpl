@@ -1,7 +1,7 @@
 {{/*
-What the app itself would declare, name by name and argument by argument (bridge/topology/declarations.py), so
-that its own look at the broker finds no difference: lists of queues, exchanges and bindings.
-Bindings have an `object` too, to be named by; those of subscribers follow the app's own.
+Lists of queues, exchanges and bindings. Names and arguments are those that the bridge would declare
+(bridge/topology/declarations.py), so that it finds no difference. `object` of a binding becomes part
+of the name of its Kubernetes object. Bindings of subscribers come last.
 */}}
 {{- define "sms-bridge.topology" -}}
 {{- $queues := list }}{{ $exchanges := list }}{{ $bindings := list }}
@@ -36,7 +36,7 @@ Bindings have an `object` too, to be named by; those of subscribers follow the a
 {{- end }}
 {{- range .Values.topology.extraBindings }}
 {{- $binding := merge (dict "source" $exchange) . (dict "destinationType" "queue") }}
-{{- /* One destination may have several. */}}
+{{- /* A destination may have several bindings. */}}
 {{- $_ := set $binding "object" (printf "%s-%s" .destination (toJson $binding | sha256sum | trunc 8)) }}
 {{- $bindings = append $bindings $binding }}
 {{- end }}
@@ -45,8 +45,9 @@ Bindings have an `object` too, to be named by; those of subscribers follow the a
 {{- end }}
 
 {{/*
-Where the webhook receiver tells what delivery receipts say: every preset but generic knows some, and
-any endpoint may describe its own. Empty when nobody asks for outcome events, or none come.
+The exchange to which the webhook receiver publishes delivery outcomes. Empty without
+worker.outcome_exchange, or if no endpoint reads receipts: only the preset generic has none, unless
+an endpoint describes them.
 */}}
 {{- define "sms-bridge.receiptExchange" -}}
 {{- $own := .Values.config.webhook | default dict }}
@@ -62,7 +63,7 @@ any endpoint may describe its own. Empty when nobody asks for outcome events, or
 {{- end }}
 {{- end }}
 
-{{/* A pattern that matches exactly these names; `a.*` is `a` and what begins with `a.`. */}}
+{{/* A pattern that matches exactly these names. `a.*` matches `a` and names that begin with `a.`. */}}
 {{- define "sms-bridge.namesPattern" -}}
 {{- $escaped := list }}
 {{- range . }}
@@ -72,9 +73,9 @@ any endpoint may describe its own. Empty when nobody asks for outcome events, or
 {{- end }}
 
 {{/*
-The fewest permissions: with `declare` the app may create what it uses, and nothing else. Dead
-letters and retries are read by the operators' commands only, of which `sms-bridge pause` makes a
-queue. The workers' exchange and its queues are never declared by anybody else.
+The fewest permissions that the bridge needs. With `declare`, it may create its own queues and
+exchanges. Only operators' commands read retries and dead letters, and `sms-bridge pause` declares a
+queue. Workers always declare their exchange and its queues themselves.
 */}}
 {{- define "sms-bridge.permissions" -}}
 {{- $t := include "sms-bridge.topology" . | fromJson }}
@@ -92,7 +93,7 @@ queue. The workers' exchange and its queues are never declared by anybody else.
 {{- if eq (include "sms-bridge.setting" (list . "worker" "ordering") | fromJson).value "recipient" }}
 {{- $configure = append $configure (printf "%s.active" $main) }}
 {{- end }}
-{{- /* Retries and dead letters go through the default exchange, which permissions call so. */}}
+{{- /* Permissions call the default exchange, which receives retries and dead letters, amq.default. */}}
 {{- $write = append $write "amq.default" }}
 {{- if eq (include "sms-bridge.setting" (list . "worker" "coordination") | fromJson).value "on" }}
 {{- $workers := printf "%s.workers.*" $main }}
@@ -103,7 +104,7 @@ queue. The workers' exchange and its queues are never declared by anybody else.
 {{- range $t.exchanges }}{{ $write = append $write .name }}{{ end }}
 {{- if eq (include "sms-bridge.setting" (list . "rabbitmq" "topology") | fromJson).value "declare" }}
 {{- range concat $t.queues $t.exchanges }}{{ $configure = append $configure .name }}{{ end }}
-{{- /* To bind is to write to the queue and to read from the exchange; to dead-letter, to read too. */}}
+{{- /* A binding needs write on the queue and read on the exchange. Dead-lettering needs read on the queue. */}}
 {{- range $t.queues }}{{ $read = append $read .name }}{{ $write = append $write .name }}{{ end }}
 {{- range $t.exchanges }}{{ $read = append $read .name }}{{ end }}
 {{- end }}

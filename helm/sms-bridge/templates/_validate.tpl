@@ -1,4 +1,4 @@
-{{/* Refuse values that cannot work, with one sentence for each fault, before anything is rendered. */}}
+{{/* Refuses values that cannot work, with one sentence for each fault, before anything is rendered. */}}
 {{- define "sms-bridge.validate" -}}
 {{- $faults := list }}
 {{- range $part := list "roles" "services" "credentials" "tls" "settings" "stopping" "scaling" "endpoints" "exposure" "sandbox" "topology" }}
@@ -43,7 +43,7 @@ admin.port and webhook.containerPort are both {{ .Values.admin.port }}: metrics 
 {{- end }}
 {{- end }}
 
-{{/* Settings without which the program would not start, as far as values contain them. */}}
+{{/* Settings that the bridge needs to start, as far as the values contain them. */}}
 {{- define "sms-bridge.validate.services" }}
 {{- $needs := .Files.Get "files/service-needs.yaml" | fromYaml }}
 {{- $preset := include "sms-bridge.smsApiPreset" . }}
@@ -68,7 +68,7 @@ smsApi.account is empty: the preset {{ $preset }} needs {{ . }}.
 {{- $signature := $settings.signature | default dict }}
 {{- $scheme := $signature.preset | default $settings.preset | default "generic" }}
 {{- if and (get $needs $scheme | default dict).public_url (not $settings.public_url) (not $endpoint.config.public_url) (not $signature.signed_content) }}
-{{ $where }} is empty: {{ $scheme }} signs the whole address that it calls. Set that address.
+{{ $where }} is empty: {{ $scheme }} signs the whole address that it calls. Set this address.
 {{- end }}
 {{- end }}
 {{- end }}
