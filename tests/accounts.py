@@ -1,6 +1,6 @@
-"""Users and virtual hosts of a broker, for as long as a test needs them.
+"""Temporary users and virtual hosts of a broker.
 
-They are made by the management API: `rabbitmqctl` starts an Erlang of its own for each order.
+They are created over the management API, because `rabbitmqctl` starts an Erlang VM each time.
 """
 
 import uuid
@@ -17,7 +17,7 @@ from tests.plain_http import NO_AUTHORITIES
 
 @contextmanager
 def virtual_host(broker: Broker, name: str) -> Iterator[str]:
-    """Make a virtual host and give its URL, with which everything is allowed there."""
+    """Create a virtual host, and yield a URL with all permissions for it."""
     order(broker, "PUT", f"vhosts/{quote(name, safe='')}")
     url = str(URL(broker.url).with_path(f"/{name}"))
     try:
@@ -29,9 +29,9 @@ def virtual_host(broker: Broker, name: str) -> Iterator[str]:
 
 @contextmanager
 def account(broker: Broker, *permissions: str, vhost: str = "/") -> Iterator[str]:
-    """Make a user and give the URL with which it logs in.
+    """Create a user, and yield its URL.
 
-    `permissions` are the patterns of what it may configure, write and read; without them it may not
+    `permissions` are the patterns for configure, write and read. Without them, the user may not
     even use the virtual host.
     """
     user = uuid.uuid4().hex
@@ -47,14 +47,14 @@ def account(broker: Broker, *permissions: str, vhost: str = "/") -> Iterator[str
 
 
 def permit(broker: Broker, url: str, configure: str, write: str, read: str) -> None:
-    """Let the user of a URL do what these patterns match in its virtual host, and no more."""
+    """Replace the permissions of a URL's user."""
     vhost = quote(URL(url).path.removeprefix("/") or "/", safe="")
     place = f"permissions/{vhost}/{URL(url).user}"
     order(broker, "PUT", place, configure=configure, write=write, read=read)
 
 
 def order(broker: Broker, method: str, place: str, **body: str) -> None:
-    """Change something of the broker by its management API."""
+    """Send a change to the management API."""
     url = f"{broker.management_url}/api/{place}"
     with httpx.Client(
         auth=("guest", "guest"), trust_env=False, verify=NO_AUTHORITIES, timeout=30

@@ -1,4 +1,4 @@
-"""Addresses that swallow what is sent to them, and names that have several addresses."""
+"""Addresses that never answer, and names with several addresses."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ import pytest
 
 
 class FullPort:
-    """A port whose queue is full, so that whoever connects waits."""
+    """A port with a full accept queue, so that new connections wait."""
 
     def __init__(self, listening: socket.socket, waiting: list[socket.socket]) -> None:
         self._waiting = waiting
@@ -18,7 +18,7 @@ class FullPort:
         self.port: int = listening.getsockname()[1]
 
     def free(self) -> socket.socket:
-        """Let go of the places in the queue, and hand over the socket."""
+        """Empty the accept queue, and return the socket."""
         for place in self._waiting:
             place.close()
         return self.listening
@@ -26,7 +26,7 @@ class FullPort:
 
 @contextlib.contextmanager
 def hold_full_port(host: str = "127.0.0.1", port: int = 0) -> Iterator[FullPort]:
-    """Hold a port, by default a free one, on which nobody gets an answer."""
+    """Open a port, by default a free one, whose accept queue is full."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with contextlib.ExitStack() as stack:
         listening = socket.create_server((host, port), family=family, backlog=0)

@@ -1,4 +1,4 @@
-"""Alarms of a broker, on purpose."""
+"""Memory alarms of a broker."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,13 +15,13 @@ USUAL_LIMIT = 0.6
 
 
 def set_memory_limit(broker: Broker, share: float) -> None:
-    """Begin or end a memory alarm, as `rabbitmqctl set_vm_memory_high_watermark` does."""
+    """Set the memory limit, as `rabbitmqctl set_vm_memory_high_watermark` does."""
     evaluate(broker, f"vm_memory_monitor:set_vm_memory_high_watermark({share:.5f})")
 
 
 @asynccontextmanager
 async def memory_alarm(broker: Broker) -> AsyncIterator[None]:
-    """Have a broker take no messages."""
+    """Raise a memory alarm, so that the broker blocks publishers."""
     set_memory_limit(broker, 0.00001)
     try:
         yield
@@ -32,7 +32,7 @@ async def memory_alarm(broker: Broker) -> AsyncIterator[None]:
 
 
 async def _is_over(broker: Broker) -> bool:
-    # What it says of nodes is some seconds old, and the next test would read it.
+    # The management API is some seconds late, so wait, or the next test would read the alarm.
     async with httpx.AsyncClient(
         auth=("guest", "guest"), trust_env=False, verify=NO_AUTHORITIES
     ) as http:

@@ -1,4 +1,4 @@
-"""A plain client of the broker, as a team would write one."""
+"""A plain AMQP client, independent of the bridge's AMQP code."""
 
 import asyncio
 import time
@@ -14,16 +14,16 @@ POLL_SECONDS: Final = 0.05
 
 
 class _Unnamed(str):
-    """An empty id: aiormq makes one up for a message without, and pamqp leaves this one out."""
+    """An empty message id. Without one, aiormq generates an id. pamqp leaves this one out."""
 
     __slots__ = ()
 
     def __bool__(self) -> bool:
-        """Be taken for an id."""
+        """Look like an id to aiormq."""
         return True
 
     def __str__(self) -> "_Unnamed":
-        """Stay what it is where aio-pika makes a str of it."""
+        """Stay an `_Unnamed` when aio-pika calls `str`."""
         return self
 
 
@@ -31,31 +31,31 @@ NO_ID: Final = _Unnamed()
 
 
 class Amqp:
-    """Publishes, counts and takes messages, past any proxy."""
+    """Publishes, counts and takes messages without the proxies of a test."""
 
     def __init__(self, connection: aio_pika.abc.AbstractConnection) -> None:
         self._connection = connection
         self.channel: AbstractChannel
 
     async def open(self) -> "Amqp":
-        """Open the channel for everything that cannot fail."""
+        """Open the shared channel."""
         self.channel = await self._connection.channel(on_return_raises=True)
         return self
 
     async def publish(self, queue: str, body: bytes, **properties: Any) -> None:
-        """Publish one persistent message and see it confirmed."""
+        """Publish a persistent message, and wait for the confirm."""
         mode = aio_pika.DeliveryMode.PERSISTENT
         own: dict[str, Any] = {"delivery_mode": mode, "message_id": NO_ID}
         message = aio_pika.Message(body, **own | properties)
         await self.channel.default_exchange.publish(message, queue, timeout=SECONDS)
 
     async def get(self, queue: str) -> AbstractIncomingMessage:
-        """Get one message, which is to be acked."""
+        """Get a message without acking it."""
         source = await self.channel.get_queue(queue, ensure=False)
         return await source.get(timeout=SECONDS)
 
     async def take(self, queue: str, **wanted: object) -> AbstractIncomingMessage:
-        """Take messages until one has these attributes, and return that one."""
+        """Take messages until one has these attributes, and return it."""
         source = await self.channel.get_queue(queue, ensure=False)
         deadline = time.monotonic() + SECONDS
         while True:
@@ -66,7 +66,7 @@ class Amqp:
             await asyncio.sleep(POLL_SECONDS)
 
     async def take_all(self, queue: str) -> list[AbstractIncomingMessage]:
-        """Empty a queue, even if it counts too few, as just after a restart of the broker."""
+        """Take all messages, even if the broker's count is too low, as after a restart."""
         source = await self.channel.get_queue(queue, ensure=False)
         wanted = await self.count(queue)
         arrived: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
@@ -74,7 +74,7 @@ class Amqp:
         if wanted:
             tag = await source.consume(arrived.put, no_ack=True)
             while len(messages) < wanted:
-                # For each: a busy computer takes minutes for thousands.
+                # Per message, because a busy machine takes minutes for thousands.
                 async with asyncio.timeout(60):
                     messages.append(await arrived.get())
             await source.cancel(tag)
@@ -85,13 +85,13 @@ class Amqp:
         return messages
 
     async def count(self, queue: str) -> int:
-        """Count the messages that are ready in a queue."""
+        """Count the ready messages of a queue."""
         async with self._connection.channel() as channel:
             declared = await channel.declare_queue(queue, passive=True)
             return declared.declaration_result.message_count or 0
 
     async def count_if_there(self, queue: str) -> int:
-        """Count the messages that are ready in a queue; none if it does not exist."""
+        """Count the ready messages of a queue, 0 if it does not exist."""
         try:
             return await self.count(queue)
         except aio_pika.exceptions.ChannelNotFoundEntity:
@@ -103,14 +103,13 @@ class Amqp:
             return declared.declaration_result.consumer_count or 0
 
     async def until_count(self, queue: str, count: int) -> None:
-        """Return when a queue holds this many ready messages."""
+        """Wait until a queue has this many ready messages."""
         deadline = time.monotonic() + SECONDS
         while (found := await self.count(queue)) != count:
             assert time.monotonic() < deadline, f"{found} messages in {queue}, not {count}"
             await asyncio.sleep(POLL_SECONDS)
 
     async def purge(self, queue: str) -> None:
-        """Empty a queue."""
         await (await self.channel.get_queue(queue, ensure=False)).purge()
 
     async def delete(self, names: Sequence[str]) -> None:

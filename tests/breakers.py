@@ -1,4 +1,4 @@
-"""Circuit breakers and accounts for tests that need no service."""
+"""Circuit breakers and accounts for tests without an SMS service."""
 
 import random
 import time
@@ -18,7 +18,7 @@ from bridge.worker.service.sender import Sender
 
 
 class Alone:
-    """No other workers: this one decides for itself."""
+    """A cluster without other workers."""
 
     others = 0
     is_probing = False
@@ -34,7 +34,7 @@ ALONE = Alone()
 
 
 class Parts:
-    """A closed breaker, and what it shares with its account and its worker."""
+    """A closed breaker, with the objects that it shares with its account and worker."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Parts:
         self.capacity = Capacity(settings, changed=self.changed, clock=clock)
 
     def account(self, sender: object, *, now: Callable[[], float] = time.time) -> Account:
-        """Make an account of these parts; `sender` may be anything that stands in for one."""
+        """Make an account. `sender` may be a stand-in."""
         return Account(
             self._settings,
             sender=cast("Sender", sender),
@@ -82,5 +82,5 @@ class Parts:
 
 
 def open_breaker(breaker: CircuitBreaker, reason: PauseReason) -> None:
-    """Trip a breaker, as if another worker had found the reason."""
+    """Open a breaker, as if another worker had reported the reason."""
     breaker.peer_opened(reason, breaker.state.counted_since)

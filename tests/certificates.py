@@ -1,11 +1,11 @@
-"""A certificate for servers that tests run."""
+"""A certificate for test servers."""
 
 import subprocess
 from pathlib import Path
 
 
 def make_certificate(folder: Path) -> Path:
-    """Make a certificate of 127.0.0.1 that ends in a week, with `key.pem` beside it."""
+    """Make a certificate for 127.0.0.1 that is valid for a week, and its `key.pem`."""
     options = ("-x509", "-nodes", "-newkey", "rsa:2048", "-days", "7", "-subj", "/CN=tests")
     names = ("-addext", "subjectAltName=IP:127.0.0.1")
     files = ("-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem"))

@@ -1,4 +1,4 @@
-"""Time for tests: a clock that is set by hand, and a loop whose time leaps to the next timer."""
+"""Simulated time: a manual clock, and an event loop that jumps to its next timer."""
 
 import asyncio
 import selectors
@@ -13,23 +13,22 @@ _Arguments = TypeVarTuple("_Arguments")
 
 
 class Clock:
-    """A clock that is set by hand."""
+    """A manual clock."""
 
     def __init__(self, now: float = 1000.0) -> None:
         self.now = now
 
     def __call__(self) -> float:
-        """Return the time."""
         return self.now
 
 
 class LeapingSelector(selectors.SelectSelector):
-    """Does not wait, but moves its clock on."""
+    """Advances its clock instead of waiting."""
 
     now = 1000.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Leap over the time in which nothing would happen."""
+        """Jump to the next timer."""
         ready = super().select(0)
         if not ready and timeout is None:
             raise AssertionError("everything waits, and nothing will ever happen")
@@ -39,7 +38,7 @@ class LeapingSelector(selectors.SelectSelector):
 
 
 class LeapingLoop(asyncio.SelectorEventLoop):
-    """An event loop on a clock that leaps; `late_seconds` says how late each timer goes off."""
+    """An event loop with simulated time. Each timer runs `late_seconds` late."""
 
     def __init__(self) -> None:
         self.selector = LeapingSelector()
@@ -47,7 +46,7 @@ class LeapingLoop(asyncio.SelectorEventLoop):
         super().__init__(self.selector)
 
     def time(self) -> float:
-        """Return the time of the leaping clock."""
+        """Return the simulated time."""
         return self.selector.now
 
     def call_at(
@@ -62,7 +61,7 @@ class LeapingLoop(asyncio.SelectorEventLoop):
 
 
 class LeapingWorld:
-    """A loop on a clock that leaps, and the metrics of a worker that lives by it."""
+    """A loop with simulated time, and the metrics of a worker that runs on it."""
 
     def __init__(self) -> None:
         self._runner = asyncio.Runner(loop_factory=LeapingLoop)
@@ -75,21 +74,19 @@ class LeapingWorld:
         )
 
     def passes(self, seconds: float) -> None:
-        """Let time pass."""
         self.loop.selector.now += seconds
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run to the end."""
         return self._runner.run(coroutine)
 
     def seconds(self, coroutine: Coroutine[Any, Any, Any]) -> float:
-        """Run to the end and return how long it took by this world's clock."""
+        """Run to the end, and return the simulated duration."""
         before = self.loop.time()
         self.run(coroutine)
         return self.loop.time() - before
 
     def moments(self, coroutines: Iterable[Coroutine[Any, Any, object]]) -> list[float]:
-        """Run all together, and return after how many seconds each one ended."""
+        """Run all concurrently, and return the simulated duration of each."""
         started = self.loop.time()
 
         async def one(coroutine: Coroutine[Any, Any, object]) -> float:
@@ -103,9 +100,7 @@ class LeapingWorld:
         return ended
 
     def value(self, name: str, **labels: str) -> float | None:
-        """Read a metric."""
         return self.registry.get_sample_value(f"sms_bridge_worker_{name}", labels)
 
     def close(self) -> None:
-        """Close the loop."""
         self._runner.close()

@@ -1,4 +1,4 @@
-"""Deliveries for tests that need no broker."""
+"""Deliveries for tests without a broker."""
 
 import time
 from collections.abc import Callable
@@ -22,9 +22,9 @@ def make_delivery(
     clock: Callable[[], float] = time.monotonic,
     **envelope: Any,
 ) -> Delivery:
-    """Make a delivery, come just now, whose message has this key and what else its envelope says.
+    """Make a delivery that has just arrived, with this key and these fields of the envelope.
 
-    `session` may be anything that stands in for one; None when nothing is acked.
+    `session` may be a stand-in, or None if nothing is acked.
     """
     facts = {"message_id": key, "published_at": None, "first_delivered_at": 0.0, **envelope}
     return Delivery(

@@ -1,4 +1,4 @@
-"""What hears every line that the bridge logs in this process, and leaves logging as it was."""
+"""Records the log lines of the bridge in this process, and restores logging afterwards."""
 
 import logging
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from bridge.telemetry.logs import outputs
 
 
 class Line(NamedTuple):
-    """One line."""
+    """One log line."""
 
     event: str
     facts: dict[str, Any]
@@ -18,13 +18,13 @@ class Line(NamedTuple):
 
 
 class Ears:
-    """Keeps lines of every level."""
+    """Recorded lines of every level."""
 
     def __init__(self) -> None:
         self.lines: list[Line] = []
 
     def take(self, level: int, _logger: str, event: str, facts: Facts) -> None:
-        """Keep a line."""
+        """Record a line."""
         self.lines.append(Line(event, facts, level))
 
     def heard(self, event: str) -> list[dict[str, Any]]:
@@ -33,7 +33,7 @@ class Ears:
 
 @contextmanager
 def listening() -> Iterator[Ears]:
-    """Hear what is logged within."""
+    """Record log lines inside the block."""
     ears = Ears()
     outputs.append(ears)
     try:
@@ -44,7 +44,7 @@ def listening() -> Iterator[Ears]:
 
 @contextmanager
 def logging_kept() -> Iterator[None]:
-    """Undo, afterwards, what a bridge does to the process's logging."""
+    """Restore the process's logging at the end of the block."""
     written = outputs[:]
     root = logging.getLogger()
     handlers = root.handlers[:]

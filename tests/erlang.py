@@ -12,7 +12,7 @@ from bridge.sandbox.broker import CTL_SECONDS, Broker
 
 
 def evaluate(broker: Broker, expression: str) -> str:
-    """Return the value of an expression, as Erlang writes it; fail if there is an error."""
+    """Return the value of an expression in Erlang syntax. Raise if Erlang reports an error."""
     erlang = shutil.which("erl")
     assert erlang is not None
     program = Path(erlang).resolve().with_name("erl_call")
@@ -31,7 +31,7 @@ def evaluate(broker: Broker, expression: str) -> str:
 
 
 def version(broker: Broker) -> str:
-    """Return the release, such as 3.10.8."""
+    """Return RabbitMQ's version, such as 3.10.8."""
     return evaluate(broker, "rabbit_misc:version()").strip('"')
 
 
@@ -41,6 +41,6 @@ def _cookie(broker: Broker) -> str:
 
 
 def binary(text: str) -> str:
-    """Write a text as Erlang writes a binary."""
+    """Format a text as an Erlang binary."""
     escaped = text.replace("\\", r"\\").replace('"', r"\"")
     return f'<<"{escaped}">>'

@@ -1,9 +1,8 @@
-"""The program in processes that are forked from one that has imported all that it imports.
+"""Runs sms-bridge in processes that are forked from one that has already imported its modules.
 
-Imports are most of what a command computes, and what a role computes to start. What is
-forked has a process, an environment and standard streams of its own, as what a shell starts. It
-differs in what Python does before the first line of ours runs, and after the last one: what a test
-says of that is said of a program that is started (`PROGRAM` of the tests' conftest.py).
+Imports take most of the CPU time of a command and of a role's start. A forked process has its own
+environment and standard streams. It differs only in Python's own startup and shutdown: tests of
+those start the program (`PROGRAM` in conftest.py).
 """
 
 import asyncio
@@ -29,7 +28,7 @@ import anyio
 
 from bridge.sandbox.processes import Child
 
-# The module with the `main` of what is forked.
+# Its `main` runs in the forked process.
 PROGRAM = "bridge.__main__"
 
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -48,21 +47,21 @@ _CONTEXT.set_forkserver_preload(
         "bridge.sandbox.server",
         "bridge.sandbox.webhooks",
         "bridge.sandbox.api",
-        "pytest",  # the main program of us, which each process imports once more
+        "pytest",  # each process imports the main program of its parent again
     ]
 )
-# To start one process, and to ask for the exit code of one, reads what all have to say: of two
-# threads that do it at once one reads nothing, which is taken for an end with 255.
+# Starting a process and polling an exit code read from a shared pipe. If two threads did this at
+# once, one would read nothing and report exit status 255.
 _LOCK = threading.Lock()
 
 
 def prepare() -> None:
-    """Have the imports begin, for which whoever forks first has to wait."""
+    """Start the imports. The first fork waits for them."""
     forkserver.ensure_running()
 
 
 class _Streams(NamedTuple):
-    """Open files of ours, which stay open here."""
+    """Open files of this process, which stay open."""
 
     stdin: int
     stdout: int
@@ -70,7 +69,7 @@ class _Streams(NamedTuple):
 
 
 class _Forked:
-    """Has of a `subprocess.Popen` what a `Child` uses."""
+    """The part of `subprocess.Popen` that `Child` uses."""
 
     def __init__(
         self,
@@ -86,7 +85,7 @@ class _Forked:
             "Python reads these when it starts: start the program, do not fork it."
         )
         ours, its = _CONTEXT.Pipe(duplex=False)
-        # What multiprocessing hands on of a connection is the open file, whatever it is.
+        # multiprocessing passes on a connection's file, which may be any open file.
         files = [connection.Connection(os.dup(stream)) for stream in streams]
         self._process = _CONTEXT.Process(
             target=_be_program, args=(program, args, dict(environ), files, folder, its)
@@ -96,7 +95,7 @@ class _Forked:
         for file in (*files, its):
             file.close()
         with ours:
-            ours.poll(None)  # until it leads a group, or is gone
+            ours.poll(None)  # until it leads a process group, or has ended
         assert self._process.pid is not None
         self.pid = self._process.pid
         self.sentinel = self._process.sentinel
@@ -118,7 +117,7 @@ class _Forked:
 
 
 class ForkedChild(Child):
-    """A command of the program in a process group of its own, its output in a file."""
+    """A command in its own process group, with its output in a file."""
 
     program = PROGRAM
 
@@ -139,9 +138,9 @@ class ForkedChild(Child):
 async def run_forked(
     args: Sequence[str], *, given: bytes, environ: Mapping[str, str], seconds: float | None = None
 ) -> CompletedProcess[bytes]:
-    """Run a command to its end; it is killed when this is cancelled.
+    """Run a command to its end. Cancellation kills it.
 
-    It may take so many seconds from when it is forked: whoever forks first waits for the imports.
+    The timeout starts at the fork, after the imports.
     """
     with ExitStack() as stack:
         files = [stack.enter_context(tempfile.TemporaryFile()) for _ in _Streams._fields]
@@ -162,7 +161,7 @@ async def run_forked(
         return CompletedProcess(args, code, *shown)
 
 
-# Hands its arguments, environment, folder and streams on, and ends as what they were meant for.
+# Passes on arguments, environment, folder and streams, and ends with the command's exit status.
 _CLIENT = f"""#!{sys.executable} -IS
 import json, os, socket, sys
 here = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -176,9 +175,9 @@ _MAX_TOLD_BYTES = 100_000
 
 @contextmanager
 def forked_commands(folder: Path) -> Iterator[Path]:
-    """Make a folder for PATH in which the program is, for shells, that is forked at each start.
+    """Make a folder for PATH with an `sms-bridge` that forks, for shell scripts.
 
-    What is started so is killed when the process is gone that the shell has started.
+    The forked process is killed when the process that the shell started has ended.
     """
     folder.mkdir()
     (folder / "sms-bridge").write_text(_CLIENT, encoding="utf-8")
@@ -224,7 +223,7 @@ def _be_program(
     folder: Path,
     parent: connection.Connection,
 ) -> None:
-    """Become what `python -m bridge`, or another program, is once it has imported."""
+    """Run the main function of `bridge`, or of another program."""
     os.setsid()
     os.chdir(folder)
     os.environ.clear()
@@ -233,11 +232,11 @@ def _be_program(
         os.dup2(stream.fileno(), number)
         stream.close()
     parent.close()
-    sys.stdin = os.fdopen(0, encoding="utf-8")  # a process of multiprocessing has none
+    sys.stdin = os.fdopen(0, encoding="utf-8")  # multiprocessing closes it
     sys.argv = ["sms-bridge", *args]
     try:
         importlib.import_module(program).main()
     finally:
-        # A process of multiprocessing ends without what Python does at an exit, and the thread that
-        # writes the log may not have written the last lines.
+        # multiprocessing skips Python's exit handlers, so the log's writer thread might lose the
+        # last lines.
         logging.shutdown()

@@ -1,17 +1,17 @@
-"""Writes the generated parts of pages: tables, and what stands between two marks."""
+"""Generates parts of pages: tables, and text between two marks."""
 
 from collections.abc import Iterable
 
 
 def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    """Write a table in Markdown; a | inside a cell is escaped."""
+    """Format a Markdown table. A | inside a cell is escaped."""
     lines = [head, ("---",) * len(head), *rows]
     escaped = ([cell.replace("|", r"\|") for cell in cells] for cells in lines)
     return "\n".join(f"| {' | '.join(cells)} |" for cells in escaped)
 
 
 def with_part(text: str, name: str, part: str, *, target: str) -> str:
-    """Put a part between its marks, which name its make target; ValueError without marks."""
+    """Replace the text between the marks of a make target. Raise ValueError if they are missing."""
     begin, end = f"<!-- {name}: made by `make {target}` -->\n", f"\n<!-- {name}: end -->"
     before, found, rest = text.partition(begin)
     _, closed, after = rest.partition(end)

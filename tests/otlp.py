@@ -1,4 +1,4 @@
-"""A small OTLP receiver for tests: accepts spans over HTTP as protobuf, and keeps them."""
+"""An OTLP receiver that records spans, which it accepts over HTTP as protobuf."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -11,13 +11,13 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-# A request hangs no longer than this.
+# Limits how long an unanswered request waits.
 HANG_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
 class Received:
-    """One span with its resource; ids are in hex, times in seconds."""
+    """A span with its resource. Ids are in hex, times in seconds."""
 
     name: str
     kind: str
@@ -32,13 +32,13 @@ class Received:
     is_error: bool = False
 
     def is_named_by(self, traceparent: str) -> bool:
-        """Whether a header names this span."""
+        """Whether a traceparent names this span."""
         return traceparent.split("-")[1:3] == [self.trace_id, self.span_id]
 
 
 @dataclass
 class Receiver:
-    """The received spans, and the status of each answer; at None it does not answer."""
+    """The received spans, and the status of each answer. With None, it does not answer."""
 
     url: str = ""
     status: int | None = 200
@@ -49,7 +49,7 @@ class Receiver:
     let_go: threading.Event = field(default_factory=threading.Event)
 
     def take(self, path: str, body: bytes) -> None:
-        """Read a request and keep its spans."""
+        """Read a request, and record its spans."""
         self.requests += 1
         self.paths.add(path)
         self.bodies.append(body)
@@ -68,12 +68,12 @@ def read_spans(request: ExportTraceServiceRequest) -> list[Received]:
 
 @contextmanager
 def otlp_receiver(given: Receiver | None = None) -> Iterator[Receiver]:
-    """Run a receiver in threads of its own."""
+    """Run a receiver in its own threads."""
     receiver = given or Receiver()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            """Read a request and answer with the receiver's status."""
+            """Read a request, and answer with the receiver's status."""
             receiver.take(self.path, self.rfile.read(int(self.headers["Content-Length"])))
             if receiver.status is None:
                 receiver.let_go.wait(HANG_SECONDS)

@@ -1,4 +1,4 @@
-"""A private Prometheus that scrapes the processes of a test, or of the demo."""
+"""A private Prometheus that scrapes the processes of a test or the demo."""
 
 import shutil
 from collections.abc import Iterator, Mapping
@@ -17,13 +17,13 @@ GRACE_SECONDS = 10
 
 
 class Prometheus:
-    """Asks a running Prometheus through its HTTP API."""
+    """Queries a running Prometheus."""
 
     def __init__(self, url: str) -> None:
         self.url = url
 
     async def ask(self, path: str, **params: str) -> Any:
-        """Return the data of an answer; raise when it is none."""
+        """Return the data of an answer. Raise if the query failed."""
         async with httpx.AsyncClient(
             base_url=self.url, trust_env=False, verify=NO_AUTHORITIES, timeout=30
         ) as client:
@@ -32,7 +32,7 @@ class Prometheus:
         return answer.json()["data"]
 
     async def query(self, expression: str, *, at: float | None = None) -> list[dict[str, Any]]:
-        """Evaluate an expression, now or at a Unix time; each result has `metric` and `value`."""
+        """Evaluate an expression, now or at a Unix time. Each result has `metric` and `value`."""
         when = {} if at is None else {"time": f"{at:.3f}"}
         data = await self.ask("query", query=expression, **when)
         found: list[dict[str, Any]] = data["result"]
@@ -41,14 +41,14 @@ class Prometheus:
     async def query_range(
         self, expression: str, *, start: float, end: float, step_seconds: float
     ) -> list[dict[str, Any]]:
-        """Evaluate an expression over a time; each result has `metric` and `values`."""
+        """Evaluate an expression over a time range. Each result has `metric` and `values`."""
         span = {"start": f"{start:.3f}", "end": f"{end:.3f}", "step": f"{step_seconds:g}"}
         data = await self.ask("query_range", query=expression, **span)
         found: list[dict[str, Any]] = data["result"]
         return found
 
     async def firing(self) -> dict[str, dict[str, Any]]:
-        """Return the alerts that fire now, by name."""
+        """Return the firing alerts by name."""
         found = (await self.ask("alerts"))["alerts"]
         return {a["labels"]["alertname"]: a for a in found if a["state"] == "firing"}
 
@@ -62,7 +62,7 @@ def running_prometheus(
     rules: Path | None = None,
     interval: str = "1s",
 ) -> Iterator[Prometheus]:
-    """Run a Prometheus that scrapes each job's `host:port`, and end it."""
+    """Run a Prometheus that scrapes each job's `host:port`."""
     found = shutil.which("prometheus")
     assert found, "Prometheus is missing: `make prometheus` installs it"
     (port,) = free_ports(1)

@@ -1,4 +1,4 @@
-"""A private RabbitMQ cluster: three nodes on loopback, joined, gone at exit."""
+"""A private RabbitMQ cluster of three nodes on loopback."""
 
 import json
 import shutil
@@ -14,21 +14,21 @@ from bridge.sandbox.broker import Broker, Epmd
 from bridge.sandbox.processes import Guard, guarded, wait_until
 
 NODES: Final = 3
-# How long a node may take to be a member of every queue again after its start.
+# How long a restarted node may take to rejoin all its queues.
 IN_SYNC_SECONDS: Final = 60
-# What RabbitMQ's documents recommend for three nodes: those that are cut off from the others take
-# no clients until they are back. The default would go on with two clusters. And what
-# docs/topology.md advises for a node that hangs: it is counted out after five seconds, give or
-# take a quarter, not after sixty, and its queues have another leader after two, not ten.
+# RabbitMQ's documentation recommends pause_minority for three nodes: an isolated node refuses
+# clients. By default, it would go on as a second cluster. net_ticktime and the poll interval follow
+# docs/topology.md: a hanging node is removed after 5 s instead of 60, and its queues elect a
+# leader after 2 s instead of 10.
 CONFIGURATION: Final = ("cluster_partition_handling = pause_minority", "net_ticktime = 5")
-# `raft.adaptive_failure_detector.poll_interval`, which 3.10.8 does not know in its `rabbitmq.conf`.
+# RabbitMQ 3.10.8 has no `raft.adaptive_failure_detector.poll_interval` in `rabbitmq.conf`.
 APPLICATIONS: Final = ("{aten, [{poll_interval, 1000}]}",)
 
 
 class Cluster:
-    """Nodes that are one broker, of which each can be killed and started as any `Broker`.
+    """The nodes of a cluster, each of which is a `Broker`.
 
-    With `management` the first has the management API.
+    With `management`, the first node has the management API.
     """
 
     def __init__(self, folder: Path, *, guard: Guard, management: bool = False) -> None:
@@ -50,7 +50,7 @@ class Cluster:
 
     @property
     def urls(self) -> list[str]:
-        """The nodes' URLs, as `rabbitmq.url` takes them."""
+        """The nodes' URLs, for `rabbitmq.url`."""
         return [node.url for node in self.nodes]
 
     @property
@@ -59,14 +59,14 @@ class Cluster:
         return self.nodes[0].url
 
     def start(self) -> None:
-        """Start all nodes, each alone."""
-        # The first writes the cookie that the others have to read.
+        """Start all nodes, before they are joined."""
+        # The first node writes the cookie that the others read.
         self.nodes[0].start()
         with ThreadPoolExecutor() as pool:
             list(pool.map(Broker.start, self.nodes[1:]))
 
     def join(self) -> None:
-        """Join the other nodes to the first; a quorum queue declared from then on is on three."""
+        """Join the nodes. Quorum queues declared afterwards have three members."""
         for node in self.nodes[1:]:
             node.ctl("stop_app")
             node.ctl("join_cluster", self.nodes[0].node)
@@ -81,14 +81,14 @@ class Cluster:
         raise BrokerError(f"queue {queue} has no leader")
 
     def until_in_sync(self) -> None:
-        """Return when all nodes take clients, and every quorum queue has its members online."""
+        """Wait until all nodes accept clients, and all members of quorum queues are online."""
 
         def is_in_sync() -> bool:
             if not all(node.answers() for node in self.nodes):
                 return False
             try:
                 text = self.ctl("list_queues", "--formatter", "json", "type", "members", "online")
-            except BrokerError:  # of a node that is going down or coming up
+            except BrokerError:  # a node is stopping or starting
                 return False
             rows = [row for row in json.loads(text) if row["type"] == "quorum"]
             return all(len(row["members"]) == len(row["online"]) for row in rows)
@@ -97,13 +97,13 @@ class Cluster:
             raise BrokerError(f"after {IN_SYNC_SECONDS} s a queue still lacks a member")
 
     def cut_off(self, node: Broker) -> None:
-        """Cut a node's connections to the others, which cannot be made again until `heal`."""
-        # A node takes no other node with another cookie.
+        """Cut a node off from the others until `heal`."""
+        # Nodes with different cookies refuse each other.
         cut = "erlang:set_cookie(N, other), erlang:disconnect_node(N)"
         node.ctl("eval", f"[begin {cut} end || N <- [{self._others(node)}]].")
 
     def heal(self, node: Broker) -> None:
-        """Let a node that was cut off reach the others again."""
+        """Reconnect a node that was cut off."""
         back = "erlang:set_cookie(N, erlang:get_cookie())"
         node.ctl("eval", f"[{back} || N <- [{self._others(node)}]].")
 
@@ -111,22 +111,22 @@ class Cluster:
         return ",".join(f"'{other.node}'" for other in self.nodes if other is not node)
 
     def flush(self) -> None:
-        """Have the queues that were declared just now survive a kill, on every node."""
+        """Make new queues survive a kill, on every node."""
         for node in self.nodes:
             node.flush()
 
     def freeze(self, node: Broker) -> None:
-        """Stop a node in the middle of everything; its connections stay open."""
+        """Freeze a node. Its connections stay open."""
         self._frozen.append(node)
         node.pause()
 
     def thaw(self) -> None:
-        """Let the nodes that were frozen go on."""
+        """Resume frozen nodes."""
         while self._frozen:
             self._frozen.pop().resume()
 
     def ctl(self, *args: str) -> str:
-        """Run `rabbitmqctl` on the first node that answers."""
+        """Run `rabbitmqctl` on the first available node."""
         *others, last = (node for node in self.nodes if node not in self._frozen)
         for node in others:
             try:
@@ -136,7 +136,7 @@ class Cluster:
         return last.ctl(*args)
 
     def close(self) -> None:
-        """End all nodes and their name service."""
+        """Stop all nodes and epmd."""
         for node in self.nodes:
             node.close()
         self._epmd.close()
@@ -144,7 +144,7 @@ class Cluster:
 
 @contextmanager
 def private_cluster(*, management: bool = False) -> Iterator[Cluster]:
-    """Run three nodes of our own, to be joined, and leave nothing of them behind.
+    """Run three nodes, which are not joined yet, and remove them afterwards.
 
     Raises as `private_broker` does.
     """

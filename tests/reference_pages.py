@@ -1,10 +1,9 @@
-"""Writes the reference tables of docs/ from the code, the presets, the alerts and the dashboards.
+"""Generates the reference tables of docs/ from code, presets, alerts and dashboards.
 
 python -m tests.reference_pages
 
-No text is written here: a metric's meaning is its help text, a setting's is its comment in
-config.example.yaml, a command's is its help, an error code's is in its preset. Only the meaning of
-a log event has no other home than its row in docs/log-events.md, which is kept.
+The texts come from metrics' help, comments in config.example.yaml, commands' help and the presets.
+Only the meaning of a log event is written in docs/log-events.md itself, and kept.
 """
 
 import ast
@@ -51,7 +50,7 @@ NOT_WRITTEN: Final = "TODO"
 
 
 def code(words: Iterable[object]) -> str:
-    """Write each word as code."""
+    """Format each word as code."""
     return " ".join(f"`{word}`" for word in words)
 
 
@@ -59,7 +58,7 @@ def code(words: Iterable[object]) -> str:
 
 
 class Metric(NamedTuple):
-    """A metric of a role, with the label values that it has at the start."""
+    """A metric of a role, with the label values that it starts with."""
 
     name: str
     kind: str
@@ -67,7 +66,7 @@ class Metric(NamedTuple):
     labels: Mapping[str, list[str]]
 
 
-# Labels whose values come from the settings or from the environment.
+# Labels whose values come from settings or the environment.
 OPEN_LABELS: Final = {
     "queue": "queues of the configuration",
     "exchange": "exchanges of the configuration, and `default`",
@@ -115,7 +114,7 @@ def _metric(family: Any) -> Metric:
 
 
 def metrics_part(found: Iterable[Metric]) -> str:
-    """Make the table of the metrics of a role, and that of their label values."""
+    """Make the tables of a role's metrics and of their label values."""
     alerts = alert_expressions()
     rows = [
         (
@@ -160,7 +159,7 @@ def _using(metric: str, expressions: Mapping[str, str]) -> list[str]:
 
 
 def alert_expressions() -> dict[str, str]:
-    """Return the expression of each alert, with the expressions of the records that it reads."""
+    """Return the expression of each alert, including those of its recording rules."""
     rules = [
         rule
         for name in ("alerts", "broker-alerts")
@@ -187,7 +186,7 @@ _METHODS: Final = {level: level for level in LEVELS} | {"exception": "error", "i
 
 
 class Event(NamedTuple):
-    """A log event of the bridge's own, with everything that some line of it may have."""
+    """A log event, with all facts that its lines may have."""
 
     name: str
     levels: list[str]
@@ -195,7 +194,7 @@ class Event(NamedTuple):
 
 
 def events() -> list[Event]:
-    """Return every event that a module of the bridge logs, by name, as the source has it."""
+    """Find every event that the bridge's source logs, by name."""
     levels: dict[str, set[str]] = defaultdict(set)
     fields: dict[str, dict[str, None]] = defaultdict(dict)
     for path in sorted((PROJECT / "bridge").rglob("*.py")):
@@ -243,7 +242,7 @@ def _counted(module: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 def _constants(node: ast.expr, module: ast.Module) -> Iterator[str]:
-    """Yield the texts that an expression may have."""
+    """Yield the possible texts of an expression."""
     if isinstance(node, ast.Constant):
         yield str(node.value)
     elif isinstance(node, ast.IfExp):
@@ -256,7 +255,7 @@ def _constants(node: ast.expr, module: ast.Module) -> Iterator[str]:
         for value in node.values:
             yield from _constants(value, module)
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        # A lookup with a default.
+        # `mapping.get(key, default)`.
         yield from _constants(node.func.value, module)
         yield from _constants(node.args[-1], module)
     else:
@@ -283,7 +282,7 @@ def _keys_of(name: str, module: ast.Module) -> Iterator[str]:
 
 
 def events_parts(text: str) -> dict[str, str]:
-    """Make the tables of events, by the highest level; the last column of a row is kept."""
+    """Make the tables of events by highest level. Keep the last column of each row."""
     kept = {row[0].strip("`"): row[-1] for row in rows_of(text)}
     tables = dict[str, list[tuple[str, ...]]](problems=[], normal=[], details=[])
     for event in events():
@@ -296,7 +295,7 @@ def events_parts(text: str) -> dict[str, str]:
 
 
 def rows_of(text: str) -> list[list[str]]:
-    """Return the cells of every row of every table whose first cell is code."""
+    """Return the cells of all table rows whose first cell is code."""
     lines = re.findall(r"^\| (`.*) \|$", text, re.MULTILINE)
     return [[cell.replace("\\|", "|") for cell in re.split(r" (?<!\\)\| ", line)] for line in lines]
 
@@ -319,9 +318,9 @@ def settings_part(section: str) -> str:
 
 
 def comments_of(text: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the comment above each key of the example, and the value of each that is no section.
+    """Return the comment of each key in config.example.yaml, and the value of each setting.
 
-    A comment ends at an example of several lines.
+    A comment ends before an example of several lines.
     """
     comments: dict[str, str] = {}
     values: dict[str, str] = {}
@@ -344,20 +343,20 @@ def comments_of(text: str) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def allowed(key: str, schema: Mapping[str, Any]) -> str:
-    """Say what a setting takes: kind, words, bounds."""
+    """Describe a setting's type, words and bounds."""
     options = [schema]
     for name in key.split("."):
         (section,) = (one for one in options if "properties" in one)
         options = list(_options(section["properties"][name], schema))
     kinds = dict.fromkeys(map(_kind, options))
     if "duration" in kinds:
-        # Which is a number of seconds, too.
+        # A duration is a number of seconds too.
         del kinds["more than 0"]
     return " or ".join(kinds)
 
 
 def _options(node: Mapping[str, Any], schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the alternatives of a node, with every reference followed."""
+    """Yield the alternatives of a node, and follow references."""
     if "$ref" in node:
         yield from _options(schema["$defs"][node["$ref"].rpartition("/")[2]], schema)
     elif "anyOf" in node:
@@ -376,7 +375,7 @@ def _kind(node: Mapping[str, Any]) -> str:
         case "boolean":
             return "boolean"
         case "array":
-            # pydantic bounds a list that it converts first by the words for a text.
+            # pydantic writes the bounds of a converted list as those of a text.
             most = node.get("maxItems", node.get("maxLength"))
             return f"list of at most {most}" if most else "list"
         case "object":
@@ -403,7 +402,7 @@ NAME: Final = "sms-bridge"
 
 
 def commands(command: Command = PROGRAM, name: str = NAME) -> Iterator[tuple[str, Command]]:
-    """Yield every command and group below the program by its full name, in the help's order."""
+    """Yield every command and group with its full name, in the order of the help."""
     if isinstance(command, TyperGroup):
         for below, one in command.commands.items():
             yield f"{name} {below}", one
@@ -411,7 +410,7 @@ def commands(command: Command = PROGRAM, name: str = NAME) -> Iterator[tuple[str
 
 
 def commands_parts() -> dict[str, str]:
-    """Make the table of all commands, and a section for each with its help."""
+    """Make the table of commands, and a section with the help of each."""
     found = list(commands())
     index = table(
         ("Command", "What it does"),
@@ -449,7 +448,7 @@ def _option_row(option: Parameter, context: Context) -> tuple[str, ...]:
 
 
 def _epilog_parts(epilog: str) -> list[str]:
-    """Return the prose of an epilog, and its examples as a block."""
+    """Return the text of an epilog, and its examples as a code block."""
     prose, _, examples = epilog.partition("Examples:")
     parts = _paragraphs(prose.replace("\b", ""))
     if examples:
@@ -465,7 +464,7 @@ OWN_RECEIPT_CODES: Final = "Delivery receipts of this service have codes of thei
 
 
 def error_codes_part() -> str:
-    """Make the tables of error codes for each service whose preset knows some."""
+    """Make the tables of error codes for each preset that has some."""
     return "\n\n".join(
         part
         for preset in PRESETS
@@ -475,7 +474,7 @@ def error_codes_part() -> str:
 
 
 def _error_codes_of(preset: Preset) -> Iterator[str]:
-    """Yield the heading of a service, the table of its codes, and that of its receipts' codes."""
+    """Yield a service's heading, its table of codes, and its table of receipt codes."""
     title, *_ = (DOCS / "providers" / f"{preset}.md").read_text(encoding="utf-8").splitlines()
     yield f"#{title}"
     yield f"The preset is [`{preset}`](providers/{preset}.md)."
@@ -494,7 +493,7 @@ def _error_codes_of(preset: Preset) -> Iterator[str]:
 
 
 def _in_order(codes: Iterable[str]) -> list[str]:
-    """Sort numbers by their value, and words after them."""
+    """Sort numbers by value, before words."""
     return sorted(codes, key=lambda one: (not one.isdecimal(), len(one), one))
 
 
@@ -514,7 +513,7 @@ def members_part(column: str, model: type[BaseModel]) -> str:
 
 
 def pages() -> dict[Path, str]:
-    """Make every page of reference anew, by path; prose outside the marks is kept."""
+    """Generate every reference page by path. Text outside the marks is kept."""
     found = metrics()
     parts = {
         "reference": {

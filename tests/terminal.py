@@ -1,4 +1,4 @@
-"""A program in a pseudo-terminal of its own, typed to as by a person."""
+"""Runs a program in a pseudo-terminal, and types like a user."""
 
 import os
 import pty
@@ -13,7 +13,7 @@ from pathlib import Path
 
 SECONDS = 30.0
 AGAIN_SECONDS = 5.0
-# `getpass` reads from the controlling terminal, which a program has to take for itself.
+# `getpass` needs a controlling terminal, which the program must acquire.
 _TAKE = (
     "import fcntl, os, sys, termios;"
     "fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
@@ -21,13 +21,13 @@ _TAKE = (
 
 
 class Typist:
-    """Reads what a program shows, and types."""
+    """Reads the screen of a program, and types."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", handle: int) -> None:
         self._process = process
         self._handle = handle
         self.shown = ""
-        # As it came, with what a terminal obeys.
+        # Raw output, including control sequences.
         self.raw = ""
         self._read_until = 0
 
@@ -43,7 +43,7 @@ class Typist:
         self.press(keys)
 
     def press(self, keys: str) -> None:
-        """Press keys, whatever is shown."""
+        """Type without waiting for output."""
         os.write(self._handle, keys.encode())
 
     def signal(self, number: int) -> None:
@@ -71,12 +71,12 @@ class Typist:
         return self._process.wait(SECONDS)
 
     def _read(self, deadline: float) -> bool:
-        """Read what is there; False at the program's end."""
+        """Read available output. Return False at the program's end."""
         assert self._is_ready(deadline), f"silent for {SECONDS:g} s: {self.shown!r}"
         try:
             data = os.read(self._handle, 65536)
         except OSError:
-            # So Linux tells that nobody has the other side open.
+            # Linux reports a closed other side with this error.
             return False
         self.raw += data.decode(errors="replace")
         text = re.sub(r"\x1b\[[?0-9;]*[a-zA-Z]", "", data.decode(errors="replace"))
@@ -84,14 +84,14 @@ class Typist:
         return bool(data)
 
     def _is_ready(self, deadline: float) -> bool:
-        """Wait until there is something to read, at most until the deadline."""
+        """Wait for output until the deadline."""
         ready, _, _ = select.select([self._handle], [], [], max(0, deadline - time.monotonic()))
         return bool(ready)
 
 
 @contextmanager
 def typing(program: Sequence[str], *, folder: Path, environ: Mapping[str, str]) -> Iterator[Typist]:
-    """Start a program in a terminal; it is killed if it is left before its end."""
+    """Start a program in a terminal. Kill it if it is still running at the end of the block."""
     ours, its = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-c", _TAKE, *program],

@@ -1,4 +1,4 @@
-"""What `pyproject.toml` lists to be compiled: in the image, and with COMPILED=1 in the tests."""
+"""The modules in `pyproject.toml` are compiled in the image, and in tests with COMPILED=1."""
 
 import ast
 import importlib
@@ -21,7 +21,7 @@ IS_COMPILED = "SMS_BRIDGE_TEST_COMPILED" in os.environ
 
 
 def test_the_list_has_modules_only() -> None:
-    """Each is there, once, in order: the plugin passes over what it does not find."""
+    """Each module exists, once and in order, because the plugin ignores missing ones."""
     assert sorted(set(MODULES)) == MODULES
     assert [path for path in MODULES if not (ROOT / path).is_file()] == []
 
@@ -43,14 +43,14 @@ def test_the_tests_run_on_what_they_should(path: str) -> None:
     ids=["module", "script"],
 )
 def test_the_version_says_which_it_is(command: list[str]) -> None:
-    """A process that is started runs on the same as the tests, and says so."""
+    """A new process runs compiled modules if the tests do, and `--version` says so."""
     done = subprocess.run([*command, "--version"], capture_output=True, check=True, text=True)
 
     assert done.stdout == f"sms-bridge {bridge.__version__}{' (compiled)' * IS_COMPILED}\n"
 
 
 def test_their_tests_run_compiled_too() -> None:
-    """`make test-compiled`, which CI runs, takes the folder of each, or its file."""
+    """`make test-compiled` runs the folder or file of tests of each module."""
     make = ["make", "--dry-run", "test-compiled"]
     printed = subprocess.run(make, cwd=ROOT, capture_output=True, check=True, text=True).stdout
     places = [path.split("/")[1] for path in MODULES]
@@ -61,7 +61,7 @@ def test_their_tests_run_compiled_too() -> None:
 
 
 def test_compiled_is_what_is_checked() -> None:
-    """The image compiles with what is locked, and others with the same range of versions."""
+    """The image compiles with locked versions, and other builds with the same range."""
     assert HOOK["dependencies"] == [
         need for need in PROJECT["dependency-groups"]["compile"] if not need.startswith("hatchling")
     ]
@@ -71,16 +71,16 @@ def test_compiled_is_what_is_checked() -> None:
 
 
 def test_pure_python_is_the_default() -> None:
-    """Who installs without asking for it needs no compiler."""
+    """Installation needs no compiler by default."""
     assert HOOK["enable-by-default"] is False
 
 
-# Their exits wait for nothing.
+# Leaving these blocks does not wait.
 EXITS_AT_ONCE = {"asyncio.timeout", "self.rates.token", "self._publisher.deadline_for"}
 
 
 def handlers_in(function: ast.AST) -> Iterator[ast.AST]:
-    """Find what runs while an error is handled."""
+    """Find code that runs while an error is handled."""
     for node in ast.walk(function):
         if isinstance(node, ast.Try):
             yield from (part for handler in node.handlers for part in handler.body)
@@ -96,11 +96,10 @@ def handlers_in(function: ast.AST) -> Iterator[ast.AST]:
 
 @pytest.mark.parametrize("path", MODULES)
 def test_nothing_is_awaited_where_an_error_is_handled(path: str) -> None:
-    """Compiled, every task would have that error as its own for as long as it takes.
+    """In compiled code, every other task would see the error during such an await.
 
-    When two such handlers wait at the same time, it stays for ever: mypyc gives back the error that
-    was there before, which is the other one's. So what is raised later has a cause that it never
-    had, and is taken for something else.
+    If two handlers wait at the same time, mypyc restores each other's error, which then stays for
+    ever. Later errors would get a wrong cause.
     """
     waits = (ast.Await, ast.AsyncWith, ast.AsyncFor, ast.Yield, ast.YieldFrom)
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The documents against the code: what they name is there."""
+"""The documents match the code: everything that they name exists."""
 
 import ast
 import functools
@@ -37,7 +37,7 @@ PAGES = [*DOCS, *(ROOT / name for name in OTHERS)]
 
 
 def shown_in_full(path: Path) -> str:
-    """Name a test's file by its place: there is more than one README.md."""
+    """Identify a page by its path, because there are several README.md."""
     return str(path.relative_to(ROOT))
 
 
@@ -56,14 +56,14 @@ ROW = re.compile(r"^\| (?:(\d+) \| )?(.+?) \| (.+) \|$", re.MULTILINE)
 
 
 def _evidence_of(section: str) -> dict[str, str]:
-    """Read a table of the evidence page: each claim, with its number, and what shows it."""
+    """Read a table of the evidence page: number, claim and evidence."""
     text = (ROOT / "docs" / "evidence" / "README.md").read_text(encoding="utf-8")
     table = text.partition(f"\n## {section}\n")[2].partition("\n## ")[0].partition("--|\n")[2]
     return {f"{number} {claim}".strip(): shown for number, claim, shown in ROW.findall(table)}
 
 
 def test_every_guarantee_is_shown() -> None:
-    """Each guarantee has a row of evidence, in the same words, that names a test."""
+    """Each guarantee has a row of evidence with the same words and a test."""
     text = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
     guarantees = re.findall(r"^(\d+)\. \*\*(.+?)\*\*", text, re.MULTILINE)
     evidence = _evidence_of("Guarantees")
@@ -73,7 +73,7 @@ def test_every_guarantee_is_shown() -> None:
 
 
 def test_every_fault_is_shown() -> None:
-    """Each fault of the operators' page has a row of evidence that names a test."""
+    """Each fault has a row of evidence with a test."""
     text = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
     faults = re.findall(r"^### (.+)$", text, re.MULTILINE)
     evidence = _evidence_of("Faults")
@@ -92,7 +92,7 @@ def test_every_row_of_the_fault_matrix_is_shown() -> None:
         assert NAMED.search(shown) or re.search("`make soak|`tests/|^not tested: ", shown), fault
 
 
-# In pages, and in what modules say of themselves.
+# In pages and in module docstrings.
 PATH = re.compile(r"(?<![\w/-])(?:bench|bridge|docs|helm|tests)/[\w/-]+\.(?:json|md|py|tpl|yaml)\b")
 SOURCES = sorted((ROOT / "bridge").rglob("*.py"))
 
@@ -108,7 +108,7 @@ def test_files_that_are_named_exist() -> None:
     assert missing == set()
 
 
-# Dotted names below `bridge`, such as `worker.dispatcher.Dispatcher`; settings look alike.
+# Dotted names below `bridge`, such as `worker.dispatcher.Dispatcher`. Settings look similar.
 CODE = re.compile(r"`((?:worker|webhook|amqp|http|topology)\.[\w.]+)`")
 
 
@@ -124,7 +124,7 @@ def test_code_that_the_architecture_names_exists() -> None:
 
 
 def test_contributing_names_each_module_with_its_folder() -> None:
-    """A developer who follows a recipe need not search for a file."""
+    """Readers need not search for a file."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
     assert re.findall(r"`(\w+\.py)`", text) == []
@@ -140,14 +140,14 @@ def test_each_version_has_its_notes() -> None:
     assert re.findall(r"^### (\S+)$", of_versions, re.MULTILINE) == versions
 
 
-# As prose speaks of them.
+# As the text of pages writes them.
 REASONED = re.compile(r"(?:[Rr]easons?|[Dd]ead letter|[Pp]auses?) `(\w+)`")
 REASONS = {*get_args(DeadReason), *get_args(RetryReason), *get_args(PauseReason)}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=shown_in_full)
 def test_reasons_that_are_named_exist(page: Path) -> None:
-    """Every reason for a pause, a retry or a dead letter that a page names is one."""
+    """Every reason for a pause, retry or dead letter on a page exists."""
     assert set(REASONED.findall(page.read_text(encoding="utf-8"))) <= REASONS
 
 
@@ -167,7 +167,7 @@ def test_every_reason_is_explained() -> None:
     assert sorted(pauses) == sorted(get_args(PauseReason))
 
 
-# Figures of more than one digit, but for units and limits that are no result.
+# Figures of more than one digit, except units and limits, which are not results.
 FIGURE = re.compile(r"(?<![\d,.])\d[\d,]*\d\b")
 NO_RESULTS = {"32"}
 
@@ -185,7 +185,7 @@ def test_figures_are_those_of_the_benchmarks(page: str) -> None:
 
 
 def test_targets_that_are_named_exist() -> None:
-    """Every `make` command that the documents tell people to run has its target."""
+    """Every `make` command in the documents has a target."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z][a-z0-9-]*):", makefile, re.MULTILINE))
     commands = {
@@ -204,8 +204,7 @@ def test_targets_that_are_named_exist() -> None:
 PROGRAM = get_command(app)
 assert isinstance(PROGRAM, TyperGroup)
 COMMANDS = list(PROGRAM.commands)
-# With the program's name, or as prose says it: `dlq list`. A pipe, a redirection or a comment
-# ends a command.
+# With or without the program's name. A pipe, a redirection or a comment ends a command.
 COMMAND = re.compile(
     rf"(?:^|`|bin/| -- ) *((?:sms-bridge|{'|'.join(COMMANDS)}) (?:(?! \d>)[^`|>;&#\n])+)",
     re.MULTILINE,
@@ -214,7 +213,7 @@ COMMAND = re.compile(
 
 @pytest.mark.parametrize("page", PAGES, ids=shown_in_full)
 def test_commands_that_are_named_exist(page: Path) -> None:
-    """Every command of ours that a page names is one, takes those options, and those values."""
+    """Every command on a page exists, with its options and values."""
     faults = {command: _fault_in(command) for command in _commands_in(_code(page))}
 
     assert {command: fault for command, fault in faults.items() if fault} == {}
@@ -224,7 +223,7 @@ YAML = re.compile(r"^ *```yaml\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 
 
 def test_settings_that_are_shown_can_be_loaded() -> None:
-    """Every example of config.yaml in a page is one; the pages on deployment show chart values."""
+    """Every example of config.yaml can be loaded. The pages on deployment show chart values."""
     shown = [
         yaml.safe_load(textwrap.dedent(block))
         for page in PAGES
@@ -238,7 +237,7 @@ def test_settings_that_are_shown_can_be_loaded() -> None:
 
 
 def test_every_exit_code_is_listed() -> None:
-    """The page of the commands says what each exit code means, and no other."""
+    """The page of commands explains exactly the existing exit codes."""
     codes = [code for name, code in vars(errors).items() if name.startswith("EXIT_")]
     text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
 
@@ -275,7 +274,7 @@ def _fault_in(named: str) -> str | None:
     command: Command = PROGRAM
     while words and isinstance(command, TyperGroup) and words[0] in command.commands:
         command = command.commands[words.pop(0)]
-    # Resilient, because eager options such as --version act when they are parsed.
+    # Resilient, because eager options such as --version run during parsing.
     context = command.make_context(named, [], resilient_parsing=True)
     parser = command.make_parser(context)
     context.resilient_parsing = False
@@ -283,7 +282,7 @@ def _fault_in(named: str) -> str | None:
         given, left, _ = parser.parse_args(words)
         for parameter in command.params:
             value = given.get(parameter.name or "")
-            # A value in capitals, as in `--reason R`, stands for another.
+            # A value in capitals, as in `--reason R`, is a placeholder.
             if isinstance(value, str | list) and not "".join(value).isupper():
                 parameter.process_value(context, value)
     except UsageError as error:
@@ -292,7 +291,7 @@ def _fault_in(named: str) -> str | None:
 
 
 def _code(page: Path) -> str:
-    # A command may go on in the next line.
+    # A command may continue on the next line.
     text = page.read_text(encoding="utf-8").replace("\\\n", "")
     blocks = re.findall(r"^ *```\w*\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)
     spans = [f"`{span}`" for span in re.findall(r"`([^`\n]+)`", text)]
@@ -309,23 +308,23 @@ def _tests_in(file: Path) -> set[str]:
     return {node.name for node in ast.walk(tree) if isinstance(node, functions)}
 
 
-# What no one has: 555-0100 to 555-0199 in any area code of North America (and without one), Ofcom's
-# and the Bundesnetzagentur's mobile numbers for films, and +999, which is no country's: for tests
-# that need more numbers than those.
+# Numbers reserved for fiction: 555-0100 to 555-0199 in any North American area code or without one,
+# and the drama numbers of Ofcom and the Bundesnetzagentur. +999 is no country's code, and serves
+# tests that need more numbers.
 FICTION = re.compile(
     r"1[2-9]\d\d55501\d{0,2}|155501\d\d|447700900\d{0,3}|49171392(?:00\d{0,2})?|999\d+|"
-    # Of examples that Twilio has published with their signatures.
+    # In examples that Twilio has published with signatures.
     r"14158675309|18005551212"
 )
-# With a plus, in a form's encoding too; mobile numbers of Germany and Britain also without one.
+# With a plus, also in form encoding. Mobile numbers of Germany and Britain also without a plus.
 NUMBER = re.compile(r"(?:\+|%2[Bb])([1-9]\d{6,})|(?<![\w.+-])((?:491[5-7]|447)\d{6,})(?![\w.])")
-# Numbers of no telephone: times with a sign.
+# Signed times are not phone numbers.
 NO_NUMBER = {"1700000000"}
 BINARY = {".png", ".svg", ".sum", ".mod", ".lock", ".woff2"}
 
 
 def test_numbers_are_reserved_for_fiction() -> None:
-    """No example has a number that somebody may have: whoever tries it out sends them a text."""
+    """No example has a real number, because whoever runs the example would send it a text."""
     if not (ROOT / ".git").exists():
         pytest.skip("no checkout that lists its files")
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)

@@ -1,4 +1,4 @@
-"""What the Makefile would do on a fresh machine; nothing is done."""
+"""What make would run on a fresh machine, by `make --dry-run`."""
 
 import re
 import shutil
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def _syncs(target: str, clone: Path) -> list[str]:
-    """Return the options with which `make` would have uv install packages."""
+    """Return the options of each `uv sync` that make would run."""
     printed = subprocess.run(
         ["make", "--dry-run", target], cwd=clone, check=True, capture_output=True, text=True
     )
@@ -20,14 +20,14 @@ def _syncs(target: str, clone: Path) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def no_make_around(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pass nothing on that the `make` was given which may run these tests (COMPILED=1)."""
+    """Hide the variables of a make that runs these tests, such as COMPILED=1."""
     for name in ("MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS", "COMPILED"):
         monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """Copy what decides about the environment, as a fresh clone has it."""
+    """Copy the files that decide about the environment into a fresh folder."""
     for name in ("Makefile", "pyproject.toml", "uv.lock"):
         shutil.copy(ROOT / name, tmp_path)
     return tmp_path
@@ -55,7 +55,7 @@ def test_each_target_installs_what_it_needs(clone: Path, target: str, syncs: lis
 
 @pytest.mark.parametrize("target", ["env", "demo", "test"])
 def test_nothing_that_is_there_is_installed_again(clone: Path, target: str) -> None:
-    """A target leaves alone what one that needs more has set up."""
+    """A target does not remove packages that another target has installed."""
     (clone / ".venv").mkdir()
     for stamp in (".synced", ".synced-for-tests", ".synced-for-bench"):
         (clone / ".venv" / stamp).touch()

@@ -1,4 +1,4 @@
-"""The pages of reference against the code: each table has what there is, and nothing else."""
+"""The reference pages match the code: each table has exactly the existing entries."""
 
 import re
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ from tests.reference_pages import NOT_WRITTEN, pages
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = (DOCS / "reference.md").read_text(encoding="utf-8")
-# A section's tables, each by what its first column is of.
+# The tables of a section, by the heading of their first column.
 SECTIONS = {
     heading: {
         column: re.findall(r"^\| `([^`]+)`", rows, re.MULTILINE)
@@ -30,9 +30,9 @@ SECTIONS = {
 
 
 def test_generated_pages_are_up_to_date() -> None:
-    """Metrics, log events, settings, commands and error codes: `make reference-pages` writes them.
+    """`make reference-pages` updates the pages.
 
-    The meaning of a new log event must then be written in its row.
+    Write the meaning of a new log event into its row.
     """
     generated = pages()
     stale = [path.name for path, text in generated.items() if path.read_text("utf-8") != text]
@@ -50,7 +50,7 @@ ROWS: dict[tuple[str, str], Iterable[str]] = {
 
 @pytest.mark.parametrize(("heading", "column"), ROWS)
 def test_a_table_has_what_there_is(heading: str, column: str) -> None:
-    """Every reason and outcome has its row, and no row is too many."""
+    """Every reason and outcome has exactly one row."""
     assert sorted(SECTIONS[heading][column]) == sorted(ROWS[heading, column])
 
 

@@ -1,4 +1,4 @@
-"""The site of the documents: it builds, it is whole, and it loads nothing from elsewhere."""
+"""The documentation site builds, is complete, and loads nothing from other hosts."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
 BUILD_SECONDS = 120
-# What makes a browser load something, but for a link that a reader follows.
+# Attributes that make a browser load a resource, except links.
 LOADING = {
     ("script", "src"),
     ("img", "src"),
@@ -23,7 +23,7 @@ LOADING = {
 
 
 class _Loads(HTMLParser):
-    """Collects what a page loads."""
+    """Collects the resources of a page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_each_page_is_on_the_site(site: Path) -> None:
-    """Every document has its page, at the place that it has in the repository."""
+    """Every document has a page at its path in the repository."""
     pages = {path.relative_to(ROOT) for path in (ROOT / "docs").rglob("*.md")}
     built = {page.with_suffix(".html") for page in pages}
     indexes = {page.with_name("index.html") if page.stem == "README" else page for page in built}
@@ -87,7 +87,7 @@ def _file(page: Path, address: str) -> Path:
 
 
 def test_the_search_knows_the_pages(site: Path) -> None:
-    """The search finds what is written, without asking anybody."""
+    """The search works without a server."""
     index = (site / "search" / "search_index.json").read_text(encoding="utf-8")
 
     assert "docs/reference.html" in index
@@ -95,7 +95,7 @@ def test_the_search_knows_the_pages(site: Path) -> None:
 
 
 def test_a_link_to_nowhere_ends_the_build(tmp_path: Path) -> None:
-    """A heading that is not there is an error, and is named."""
+    """A link to a missing heading is an error that names it."""
     repository = tmp_path / "repository"
     repository.mkdir()
     for path in ROOT.iterdir():

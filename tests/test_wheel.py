@@ -1,4 +1,4 @@
-"""The wheel that `make wheel` builds works without the checkout: its data files are inside."""
+"""The wheel of `make wheel` works without the checkout, and contains its data files."""
 
 import os
 import re
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 UV = shutil.which("uv") or shutil.which(ROOT / ".uv" / "bin" / "uv")
 QUICK_START = (ROOT / "docs" / "quick-start.md").read_text(encoding="utf-8")
 SECONDS = 60
-# Set by `make` to compile, to find the checkout, or to configure a bridge.
+# Variables that make sets, or that configure the bridge.
 NOT_PASSED_ON = re.compile(r"HATCH_|PYTHON|SMS_BRIDGE_|UV_PROJECT|VIRTUAL_ENV")
 ENVIRON = {name: value for name, value in os.environ.items() if not NOT_PASSED_ON.match(name)}
 LOAD_PRESETS = """
@@ -64,7 +64,7 @@ def wheel(uv: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def program(uv: str, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Install the wheel into an environment of its own, as pipx does."""
+    """Install the wheel into its own environment, as pipx does."""
     environment = tmp_path_factory.mktemp("installed") / "venv"
     _run(uv, "venv", "--python", sys.executable, environment, folder=wheel.parent)
     python = environment / "bin" / "python"

@@ -1,4 +1,4 @@
-"""A tracer for tests: it keeps the spans that are begun."""
+"""A tracer that records spans."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,7 +7,7 @@ from bridge.telemetry.trace_context import Attributes, Span, SpanKind, TraceHead
 
 
 class Told(Span):
-    """A recorded span with its attributes; `within` are its child spans."""
+    """A recorded span with its attributes. `within` contains its child spans."""
 
     __slots__ = ("attributes", "ended", "error", "kind", "link", "name", "parent", "within")
 
@@ -23,13 +23,13 @@ class Told(Span):
         self.error: str | None = None
 
     def begin(self, name: str, kind: SpanKind, attributes: Attributes) -> Span:
-        """Keep a child span."""
+        """Record a child span."""
         number = int(self.headers[0][1].split("-")[2], 16) * 16 + len(self.within)
         self.within.append(Told(name, kind, attributes, number))
         return self.within[-1]
 
     def end(self, attributes: Attributes, *, error: str | None = None) -> None:
-        """Keep the attributes of the end."""
+        """Record the final attributes."""
         self.attributes |= attributes
         self.ended += 1
         self.error = error
@@ -37,7 +37,7 @@ class Told(Span):
 
 @dataclass
 class KeepingTracer:
-    """Keeps the first span of each trace; samples none while `is_off`."""
+    """Records the first span of each trace, or nothing while `is_off`."""
 
     spans: list[Told] = field(default_factory=list)
     is_off: bool = False
@@ -51,7 +51,7 @@ class KeepingTracer:
         parent: TraceHeaders,
         link: TraceHeaders = (),
     ) -> Span:
-        """Keep a span."""
+        """Record a span."""
         if self.is_off:
             return Span(parent or (("traceparent", f"00-{'b' * 32}-{'b' * 16}-00"),))
         span = Told(name, kind, attributes, len(self.spans) + 1)

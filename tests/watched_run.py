@@ -1,7 +1,7 @@
-"""A run of both roles for Prometheus to watch, in which every panel of the dashboards has to show.
+"""Runs both roles under faults, so that every panel of the dashboards has data.
 
-People reply and receipts come in while messages go out; some numbers are refused, the service is
-busy, fails and goes away, and an operator pauses everything for a while.
+Messages are sent, and replies and receipts arrive. Some numbers are refused, the service is busy,
+fails and goes down, and an operator pauses sending for a while.
 """
 
 import asyncio
@@ -27,18 +27,18 @@ ROLES = ("worker", "webhook")
 PATH = "/webhooks/twilio"
 QUEUE = "sms.outbound"
 URGENT_QUEUE = f"{QUEUE}.urgent"
-# The share of the messages that are published on the urgent queue.
+# Share of messages on the urgent queue.
 URGENT_SHARE = 0.1
 KEY, SECRET = "the-key-of-a-run", "the-secret-of-a-run"
 START_SECONDS = 60
 GRACE_SECONDS = 30
-# Per second, busier in the middle of the run.
+# Messages per second, highest in the middle of the run.
 MESSAGES_PER_SECOND = 24
 REPLIES_PER_SECOND = 2
 TICK_SECONDS = 0.25
-# Numbers that the service always refuses, and with which of its errors.
+# Numbers that the service always refuses, with its error.
 REFUSED = {"+491713920001": "21610", "+491713920002": "21211"}
-# Short limits, so that the faults of hours play out within seconds.
+# Short limits, so that faults of hours take seconds.
 SETTINGS: Mapping[str, object] = {
     "WORKER__RETRY_DELAYS": ["1s", "2s", "4s"],
     "WORKER__MAX_ATTEMPTS": 4,
@@ -55,7 +55,7 @@ SETTINGS: Mapping[str, object] = {
 
 
 class WatchedRun:
-    """The processes, and what happens to them."""
+    """The processes of a run, and its faults."""
 
     def __init__(self, url: str, *, folder: Path, guard: Guard) -> None:
         self._folder = folder
@@ -82,7 +82,7 @@ class WatchedRun:
         self._children: list[Child] = []
 
     def start(self) -> None:
-        """Start everything, and return when all is ready."""
+        """Start all processes, and wait until they are ready."""
         port = str(httpx.URL(self._sandbox_url).port)
         webhook = ["--webhook-url", self._webhook_url, "--webhook-secret", SECRET]
         self._child("sandbox", ["--preset", "twilio", "--port", port, "--key", KEY, *webhook])
@@ -91,7 +91,7 @@ class WatchedRun:
                 self._wait_for(child, client)
 
     def stop(self) -> None:
-        """End everything."""
+        """End all processes."""
         for child in self._children:
             child.ask_to_end()
         for child in self._children:
@@ -107,7 +107,7 @@ class WatchedRun:
         assert ready, role.tail()
 
     async def play(self, seconds: float) -> None:
-        """Have it all happen within so many seconds."""
+        """Run for a number of seconds."""
         settings = load_settings(None, self._environ("worker"))
         connection = await open_connection(settings.rabbitmq, settings.rabbitmq.url[0], name="run")
         try:
@@ -123,7 +123,7 @@ class WatchedRun:
             await close_quietly(connection)
 
     async def _faults(self, client: httpx.AsyncClient, seconds: float) -> None:
-        """Have faults come and go; each number is a share of the whole time."""
+        """Start and end faults. Each number is a share of the whole time."""
         await _order(client)
         await asyncio.sleep(0.2 * seconds)
         busy = {"answer": "20429", "count": 12, "headers": {"Retry-After": "1"}}
@@ -143,7 +143,7 @@ class WatchedRun:
         owed = 0.0
         while True:
             share = min(1.0, (time.monotonic() - begun) / seconds)
-            # From half to one and a half of it, and back.
+            # Between 50 % and 150 % of the rate.
             owed += MESSAGES_PER_SECOND * TICK_SECONDS * (0.5 + 4 * share * (1 - share))
             for _ in range(int(owed)):
                 urgent = self._chance.random() < URGENT_SHARE
@@ -174,7 +174,7 @@ class WatchedRun:
         )
 
     async def _people(self, client: httpx.AsyncClient) -> None:
-        """Have people reply, the service send receipts of what it took, and strangers knock."""
+        """Send replies, receipts and unsigned webhooks."""
         while True:
             orders = [self._reply() for _ in range(REPLIES_PER_SECOND)]
             answer = await client.get("/sandbox/messages")
@@ -218,7 +218,7 @@ class WatchedRun:
 
 @contextmanager
 def watched_run(url: str, *, folder: Path, guard: Guard) -> Iterator[WatchedRun]:
-    """Run both roles and the stand-in for the SMS service on a broker that is all theirs."""
+    """Run both roles and the sandbox on their own broker."""
     run = WatchedRun(url, folder=folder, guard=guard)
     try:
         run.start()
@@ -245,7 +245,7 @@ async def _order(client: httpx.AsyncClient, *faults: dict[str, Any]) -> None:
 
 @asynccontextmanager
 async def _beside(*parts: Any) -> AsyncIterator[None]:
-    """Have these go on until the end of the block; one that fails ends it."""
+    """Run coroutines until the end of the block. A failure ends it."""
     tasks = [asyncio.create_task(part) for part in parts]
     try:
         yield

@@ -1,4 +1,4 @@
-"""A real browser before the sandbox's page: alone, or with a whole bridge behind it."""
+"""A real browser on the sandbox's page, with or without the bridge."""
 
 import asyncio
 import os
@@ -25,30 +25,30 @@ from bridge.sandbox.records import AcceptedMessage
 from bridge.sandbox.server import serve
 from bridge.sandbox.store import SandboxStore
 
-# For whatever a page is waited for; a busy machine takes long.
+# Limit for every wait, long because the machine may be busy.
 SECONDS = 30.0
 expect.set_options(timeout=SECONDS * 1000)
 WIDE: ViewportSize = {"width": 1440, "height": 900}
 NARROW: ViewportSize = {"width": 390, "height": 844}
-# What Chromium itself says of an answer above 399, or of none: tests bring these about.
+# Chromium's messages about an answer above 399 or a missing answer, which tests cause.
 OF_THE_NETWORK = "Failed to load resource"
 
 
 def find_chromium() -> str:
-    """Find Debian's Chromium; Playwright's own is not what is installed."""
+    """Find the system's Chromium, because Playwright's own is not installed."""
     found = shutil.which("chromium") or shutil.which("chromium-browser")
     assert found, "Chromium is not installed; `make browser` does that"
     return found
 
 
 def launch_arguments() -> list[str]:
-    """Return what Chromium has to be told: root may not have its sandbox."""
+    """Return Chromium's arguments. As root, it needs --no-sandbox."""
     return ["--no-sandbox"] if os.geteuid() == 0 else []
 
 
 @pytest.fixture(scope="session")
 async def browser() -> AsyncIterator[Browser]:
-    """Start a browser that nobody sees."""
+    """Start a headless browser."""
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(
             executable_path=find_chromium(), args=launch_arguments()
@@ -62,7 +62,7 @@ Tab = Callable[..., Awaitable[Page]]
 
 @pytest.fixture
 async def tab(browser: Browser) -> AsyncIterator[Tab]:
-    """Open tabs, and see that none of them has complained by the end."""
+    """Open tabs, and fail if one of them has logged an error."""
     complaints: list[str] = []
     async with AsyncExitStack() as stack:
 
@@ -99,13 +99,13 @@ async def tab(browser: Browser) -> AsyncIterator[Tab]:
 
 @dataclass
 class Alone:
-    """A sandbox in this process, without a bridge."""
+    """A sandbox in this process, without the bridge."""
 
     url: str
     store: SandboxStore
 
     def take(self, to: str, text: str, *, sender: str = "Acme", key: str | None = None) -> None:
-        """Have the service take a message."""
+        """Make the service accept a message."""
         number = self.store.feed.last + 1
         moment = 1_800_000_000 + number
         self.store.add_message(
@@ -115,7 +115,7 @@ class Alone:
 
 @asynccontextmanager
 async def serving(app: Starlette, port: int = 0) -> AsyncIterator[str]:
-    """Serve a sandbox and yield its URL."""
+    """Serve a sandbox, and yield its URL."""
     url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     server = asyncio.create_task(serve(app, port=port, announce=url.set_result))
     try:
@@ -128,7 +128,7 @@ async def serving(app: Starlette, port: int = 0) -> AsyncIterator[str]:
 
 @pytest.fixture
 async def alone() -> AsyncIterator[Alone]:
-    """Serve a sandbox, whose records the test fills."""
+    """Serve a sandbox that the test fills with records."""
     app = create_app()
     async with serving(app) as url:
         yield Alone(url, app.state.store)
@@ -136,7 +136,7 @@ async def alone() -> AsyncIterator[Alone]:
 
 @pytest.fixture
 def port() -> int:
-    """Find a port on which a sandbox can be started again."""
+    """Find a port for a sandbox that is restarted."""
     return free_ports(1)[0]
 
 

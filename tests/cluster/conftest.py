@@ -1,4 +1,4 @@
-"""One cluster for all tests of this folder, which the examples may use."""
+"""A cluster for all tests of this folder."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ from tests.cluster.control_plane import TOOLS, Cluster, running_cluster
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """Run a cluster, with the priority that an example gives to its pods."""
+    """Run a cluster with the priority class that an example uses."""
     assert TOOLS is not None
     priority = {
         "apiVersion": "scheduling.k8s.io/v1",

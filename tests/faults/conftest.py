@@ -1,4 +1,4 @@
-"""What the fault tests share: a broker, a service, and a world for each test."""
+"""Shared by the fault tests: a broker, an SMS service, and queues and proxies for each test."""
 
 import functools
 import hashlib
@@ -15,19 +15,19 @@ from tests.faults.http_proxy import HttpProxy, open_http_proxy
 from tests.forked import prepare
 from tests.plain_http import NO_AUTHORITIES
 
-# Each worker names its set-up with it, which takes as long as all else that it does to start.
+# Each worker identifies its settings with this, which takes half of its start.
 _scrypt = functools.cache(hashlib.scrypt)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def imports() -> None:
-    """Have what is forked imported while the broker starts."""
+    """Import modules for forked processes while the broker starts."""
     prepare()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def setups_named_once() -> Iterator[None]:
-    """Name the same set-up once, as it is named by the workers that are processes."""
+    """Compute the identity of the same settings only once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hashlib, "scrypt", _scrypt)
         yield
@@ -35,47 +35,47 @@ def setups_named_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def broker(own_broker: Broker) -> Broker:
-    """Lend the broker of this process, to be killed, frozen and starved."""
+    """Provide the broker of this process, which a test may kill or freeze."""
     return own_broker
 
 
 @pytest.fixture(scope="module")
 async def service() -> AsyncIterator[Service]:
-    """Run a stand-in SMS service."""
+    """Run a sandbox as SMS service."""
     async with open_service() as ours:
         yield ours
 
 
 @pytest.fixture
 async def bench(broker: Broker, service: Service) -> AsyncIterator[Bench]:
-    """Lend a test its own queues, proxy and client."""
+    """Provide a test's own queues, proxy and client."""
     async with open_bench(broker, service) as ours:
         yield ours
 
 
 @pytest.fixture
 async def api(bench: Bench) -> AsyncIterator[HttpProxy]:
-    """Put a proxy in front of the SMS service."""
+    """Run a proxy in front of the SMS service."""
     async with open_http_proxy(bench.service.url) as proxy:
         yield proxy
 
 
 @pytest.fixture(scope="module")
 def guard() -> Iterator[Guard]:
-    """Let no process outlive the tests."""
+    """End all child processes after the tests."""
     with guarded() as ours:
         yield ours
 
 
 @pytest.fixture
 async def client() -> AsyncIterator[httpx.AsyncClient]:
-    """Lend an HTTP client with patience."""
+    """Provide an HTTP client with long timeouts."""
     async with httpx.AsyncClient(trust_env=False, verify=NO_AUTHORITIES, timeout=30) as ours:
         yield ours
 
 
 @pytest.fixture(autouse=True)
 def logging_as_it_was() -> Iterator[None]:
-    """Undo what a bridge does to the process's logging."""
+    """Restore the process's logging."""
     with logging_kept():
         yield

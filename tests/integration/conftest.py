@@ -1,10 +1,9 @@
-"""Real processes around a real broker: what the integration tests share.
+"""Shared by the integration tests: real processes around a real broker.
 
-Every role is configured by environment variables only. Roles and commands are forked from a process
-that has imported what they import (tests/forked.py); where a test is about what Python does before
-or after our program, it is started as a user starts it. When a role ends, its exit code is checked,
-and all that it logged and showed is searched for canaries: the numbers, texts, keys and secrets
-that the tests made up.
+Environment variables configure every role. Roles and commands are forked from a process that has
+imported their modules (tests/forked.py). Tests of Python's startup or shutdown start the program
+instead. After a role ends, its exit code is checked, and its logs and metrics are searched for
+canaries: the numbers, texts, keys and secrets that the tests generated.
 """
 
 import asyncio
@@ -52,7 +51,7 @@ POLL_SECONDS = 0.05
 async def eventually(
     check: Callable[[], Awaitable[T | None]], *, what: str, seconds: float = SECONDS
 ) -> T:
-    """Poll until `check` returns something true and return that; fail at the deadline."""
+    """Poll until `check` returns a true value, and return it. Fail at the deadline."""
     deadline = time.monotonic() + seconds
     while not (result := await check()):
         assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
@@ -61,7 +60,7 @@ async def eventually(
 
 
 class Canaries:
-    """Made-up personal data, recognised by their stems wherever they turn up."""
+    """Generated personal data with recognisable stems."""
 
     key = "canary-key-7f3a"
     secret = "canary-secret-91bc"
@@ -73,14 +72,14 @@ class Canaries:
         self._signatures: set[str] = set()
 
     def number(self) -> str:
-        """Make up a telephone number."""
+        """Generate a phone number."""
         return f"+99955501{next(self._counter)}"
 
     def text(self) -> str:
         return f"Zikadensommer {next(self._counter)}"
 
     def request(self, **members: str) -> dict[str, str]:
-        """Make up a send request; what is given takes the place of what is made up."""
+        """Generate a send request. Arguments replace generated values."""
         return {"to": self.number(), "from": "Acme", "text": self.text()} | members
 
     def sign(self, body: bytes, secret: str | None = None) -> str:
@@ -91,13 +90,13 @@ class Canaries:
         return signature
 
     def found_in(self, text: str) -> set[str]:
-        """Return the canaries that a text holds."""
+        """Return the canaries in a text."""
         stems = "99955501|4917139200|Zikadensommer|canary-key|canary-secret|canary-password"
         return {*re.findall(stems, text), *(s for s in self._signatures if s in text)}
 
 
 def make_environ(settings: Mapping[str, object]) -> dict[str, str]:
-    """Turn settings such as `worker.queue` into the environment of a process."""
+    """Convert settings such as `worker.queue` to environment variables."""
     ours = ("SMS_BRIDGE_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
     environ = {k: v for k, v in os.environ.items() if not k.upper().startswith(ours)}
     for key, value in settings.items():
@@ -109,7 +108,7 @@ def make_environ(settings: Mapping[str, object]) -> dict[str, str]:
 async def run_program(
     *args: str, settings: Mapping[str, object] | None = None, given: bytes = b""
 ) -> CompletedProcess[bytes]:
-    """Run a command of the program to its end."""
+    """Fork a command, and run it to its end."""
     environ = make_environ(settings or {})
     return await run_forked(args, given=given, environ=environ, seconds=SECONDS)
 
@@ -117,7 +116,7 @@ async def run_program(
 async def run_process(
     *args: str, settings: Mapping[str, object] | None = None
 ) -> CompletedProcess[bytes]:
-    """Run a command of the program to its end, started as a user starts it."""
+    """Start a command as a user does, and run it to its end."""
     async with asyncio.timeout(SECONDS):
         environ = make_environ(settings or {})
         return await anyio.run_process([*PROGRAM, *args], check=False, env=environ)
@@ -126,9 +125,9 @@ async def run_process(
 async def run_programs(
     commands: Mapping[str, tuple[Sequence[str], Mapping[str, object]]],
 ) -> dict[str, CompletedProcess[bytes]]:
-    """Run several commands with their settings, as many at once as do not get in each other's way.
+    """Run several commands with their settings, some of them concurrently.
 
-    The names are the caller's; the results have them too.
+    The keys are names chosen by the caller.
     """
     places = asyncio.Semaphore(3)
 
@@ -141,7 +140,7 @@ async def run_programs(
 
 
 class Running:
-    """One process of the bridge: its log, its admin port, its end."""
+    """A process of the bridge, with its log and its admin port."""
 
     def __init__(
         self, child: Child, canaries: Canaries, http: httpx.AsyncClient, entities: Sequence[str]
@@ -155,18 +154,18 @@ class Running:
 
     @property
     def output(self) -> str:
-        """All that it has printed."""
+        """Everything that the process has printed."""
         return self.child.log.read_text(encoding="utf-8", errors="replace")
 
     def logged(self, event: str) -> list[dict[str, Any]]:
-        """Return the facts of every line that has this event."""
-        # The last one may be half written.
+        """Return the facts of every log line with this event."""
+        # The last line may be incomplete.
         whole, _, _ = self.output.rpartition("\n")
         lines = (json.loads(line) for line in whole.splitlines() if line.startswith("{"))
         return [line for line in lines if line["event"] == event]
 
     async def until_logged(self, event: str, **facts: object) -> dict[str, Any]:
-        """Return the first line that has this event and these facts, once there is one."""
+        """Wait for the first log line with this event and these facts."""
 
         async def look() -> dict[str, Any] | None:
             found = [line for line in self.logged(event) if facts.items() <= line.items()]
@@ -177,7 +176,7 @@ class Running:
 
     @property
     def webhook_url(self) -> str:
-        """Where the service posts its webhooks."""
+        """URL for the service's webhooks."""
         return f"http://127.0.0.1:{self.logged('started')[0]['webhook_port']}/webhooks"
 
     async def ask(self, path: str) -> httpx.Response:
@@ -201,7 +200,7 @@ class Running:
         )
 
     async def until_metric(self, name: str, at_least: float, **labels: str) -> None:
-        """Return when a metric has grown to a value."""
+        """Wait until a metric reaches a value."""
 
         async def has_grown() -> bool:
             return await self.metric(name, **labels) >= at_least
@@ -209,12 +208,12 @@ class Running:
         await eventually(has_grown, what=f"{name}{labels} at least {at_least}")
 
     async def keep_what_it_shows(self) -> None:
-        """Remember what its admin port shows, for the search for canaries."""
+        """Record the output of the admin port, which is searched for canaries."""
         for path in ("/metrics", "/livez", "/readyz", "/startupz"):
             self._shown += (await self.ask(path)).text
 
     async def ended(self, seconds: float = SECONDS) -> int:
-        """Wait for its end and return the exit code."""
+        """Wait for the process to end, and return its exit code."""
 
         async def look() -> tuple[int] | None:
             code = self.child.exit_code
@@ -225,20 +224,20 @@ class Running:
         return code
 
     async def stop(self) -> int:
-        """Ask it to end as Kubernetes does, and return the exit code."""
+        """Send SIGTERM, as Kubernetes does, and return the exit code."""
         if self.child.exit_code is None and self.logged("started"):
             await self.keep_what_it_shows()
         self.child.signal(signal.SIGTERM)
         return await self.ended()
 
     def leaks(self) -> set[str]:
-        """Return the canaries in all that it has printed and shown."""
+        """Return the canaries in its output and on its admin port."""
         return self._canaries.found_in(self.output + self._shown)
 
 
 @dataclass
 class Launcher:
-    """Starts processes of the bridge and sees to their end."""
+    """Starts processes of the bridge, and stops them."""
 
     base: Mapping[str, object]
     folder: Path
@@ -251,9 +250,9 @@ class Launcher:
     def start(
         self, *command: str, settings: Mapping[str, object], is_forked: bool = True
     ) -> Running:
-        """Start a command; what is set here comes before what all processes have in common.
+        """Start a command. These settings override the shared ones.
 
-        What is not forked is started as a user starts it.
+        Without `is_forked`, the program is started as a user starts it.
         """
         merged = {**self.base, **settings}
         log, environ = self.folder / f"{command[0]}-{next(self.numbers)}.log", make_environ(merged)
@@ -273,7 +272,7 @@ class Launcher:
         return running
 
     async def end_all(self) -> dict[str, int]:
-        """End what still runs; return the exit codes that were not clean."""
+        """Stop running processes, and return exit codes other than 0."""
         left = [running for running in self.started if not running.is_done]
         codes = await asyncio.gather(*(running.stop() for running in left))
         pairs = zip(left, codes, strict=True)
@@ -290,7 +289,7 @@ def _entities(settings: Mapping[str, object]) -> list[str]:
 
 @dataclass
 class Line:
-    """A worker, its queue, and a publisher in front of it."""
+    """A worker, its queue and a publisher."""
 
     amqp: Amqp
     canaries: Canaries
@@ -298,16 +297,16 @@ class Line:
     queue: str
 
     def request(self, **members: str) -> dict[str, str]:
-        """Make up a send request."""
+        """Generate a send request."""
         return self.canaries.request(**members)
 
     async def publish(self, request: object, **properties: Any) -> None:
-        """Publish a send request; bytes go out as they are."""
+        """Publish a send request, or raw bytes."""
         body = request if isinstance(request, bytes) else json.dumps(request).encode()
         await self.amqp.publish(self.queue, body, **properties)
 
     async def outcome(self, request: object, **properties: Any) -> dict[str, Any]:
-        """Publish a send request and return its outcome event."""
+        """Publish a send request, and return its outcome event."""
         async with self.replies() as replies:
             mark = uuid.uuid4().hex
             await self.publish(request, reply_to=replies, correlation_id=mark, **properties)
@@ -317,7 +316,7 @@ class Line:
 
     @asynccontextmanager
     async def replies(self) -> AsyncIterator[str]:
-        """Lend a queue for outcome events."""
+        """Provide a queue for outcome events."""
         queue = await self.amqp.channel.declare_queue(exclusive=True)
         try:
             yield queue.name
@@ -325,22 +324,22 @@ class Line:
             await queue.delete(if_unused=False, if_empty=False)
 
     async def dead_letter(self, request: object, **properties: Any) -> AbstractIncomingMessage:
-        """Publish a send request and return the dead letter that becomes of it."""
+        """Publish a send request, and return its dead letter."""
         properties.setdefault("message_id", uuid.uuid4().hex)
         await self.publish(request, **properties)
         return await self.amqp.take(f"{self.queue}.dead", message_id=properties["message_id"])
 
     async def settled(self) -> float:
-        """Count the deliveries that have come to an end."""
+        """Count the settled deliveries."""
         return await self.worker.metric("sms_bridge_worker_messages_processed_total")
 
     async def until_settled(self, count: float) -> None:
-        """Return when so many deliveries have come to an end."""
+        """Wait until this many deliveries are settled."""
         await self.worker.until_metric("sms_bridge_worker_messages_processed_total", count)
 
 
 class Post(NamedTuple):
-    """One HTTP request as it came over the wire; the names of headers are in lower case."""
+    """A raw HTTP request, with header names in lower case."""
 
     first_line: str
     headers: dict[str, str]
@@ -348,7 +347,7 @@ class Post(NamedTuple):
 
 
 class HttpStub:
-    """An HTTP server that keeps each request, answers what `answer` makes of it, and closes."""
+    """An HTTP server that records each request, sends the result of `answer`, and closes."""
 
     def __init__(self, answer: Callable[[Post], bytes]) -> None:
         self.url = ""
@@ -356,14 +355,13 @@ class HttpStub:
         self._answer = answer
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one request."""
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         first_line, *lines = head.split("\r\n")[:-2]
         headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
         body = await reader.readexactly(int(headers.get("content-length", 0)))
         self.posts.append(Post(first_line, headers, body))
         writer.write(self._answer(self.posts[-1]))
-        # A client reads only as much as it wants.
+        # A client may stop reading early.
         with suppress(ConnectionError):
             await writer.drain()
         writer.close()
@@ -379,38 +377,38 @@ async def http_stub(answer: Callable[[Post], bytes]) -> AsyncIterator[HttpStub]:
 
 
 def http_answer(status: int, body: bytes = b"", kind: str = "application/json") -> bytes:
-    """Write a whole answer."""
+    """Format an HTTP answer."""
     head = f"HTTP/1.1 {status} Fine\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
     return f"{head}Connection: close\r\n\r\n".encode() + body
 
 
 class Service:
-    """The stand-in SMS service."""
+    """The sandbox as SMS service."""
 
     def __init__(self, url: str, http: httpx.AsyncClient) -> None:
         self.url = url
         self._http = http
 
     async def forget(self) -> None:
-        """Forget what it was sent, and behave."""
+        """Forget all messages and faults."""
         for kind in ("faults", "messages", "requests"):
             (await self._http.delete(f"{self.url}/sandbox/{kind}")).raise_for_status()
 
     async def misbehave(self, *faults: Mapping[str, object]) -> None:
-        """Order faults."""
+        """Make the service inject faults."""
         answer = await self._http.put(f"{self.url}/sandbox/faults", json=list(faults))
         answer.raise_for_status()
 
     async def messages(self, to: str) -> list[dict[str, Any]]:
-        """Return the messages that it took for a number."""
+        """Return the accepted messages to a number."""
         return await self._list("messages", to)
 
     async def requests(self, to: str) -> list[dict[str, Any]]:
-        """Return the POSTs that named a number, whatever came of them."""
+        """Return all POSTs to a number, accepted or not."""
         return await self._list("requests", to)
 
     async def until_sent(self, to: str) -> dict[str, Any]:
-        """Return the first message for a number, once there is one."""
+        """Wait for the first accepted message to a number."""
 
         async def look() -> dict[str, Any] | None:
             found = await self.messages(to)
@@ -419,7 +417,7 @@ class Service:
         return await eventually(look, what=f"a message for {to}")
 
     async def until_requested(self, to: str, count: int = 1) -> list[dict[str, Any]]:
-        """Return the POSTs for a number, once there are so many."""
+        """Wait until there are this many POSTs to a number."""
 
         async def look() -> list[dict[str, Any]] | None:
             found = await self.requests(to)
@@ -428,7 +426,7 @@ class Service:
         return await eventually(look, what=f"{count} requests for {to}")
 
     async def headers(self, to: str) -> list[dict[str, str]]:
-        """Return the headers of the POSTs that named a number, the first ones first."""
+        """Return the headers of all POSTs to a number, oldest first."""
         requests = await self.requests(to)
         urls = [f"{self.url}/sandbox/requests/{one['number']}" for one in requests]
         return [dict((await self._http.get(url)).json()["headers"]) for url in urls]
@@ -441,26 +439,26 @@ class Service:
 
 @pytest.fixture(scope="session")
 def canaries() -> Canaries:
-    """Make up personal data."""
+    """Generate personal data."""
     return Canaries()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def imports() -> None:
-    """Have what is forked imported while the broker starts."""
+    """Import modules for forked processes while the broker starts."""
     prepare()
 
 
 @pytest.fixture(scope="session")
 def guard() -> Iterator[Guard]:
-    """Let no process outlive the tests."""
+    """End all child processes after the tests."""
     with guarded() as ours:
         yield ours
 
 
 @pytest.fixture(scope="session")
 async def http() -> AsyncIterator[httpx.AsyncClient]:
-    """Lend an HTTP client that keeps no connection, because servers come and go."""
+    """Provide an HTTP client without keep-alive, because servers start and stop."""
     limits = httpx.Limits(max_keepalive_connections=0)
     async with httpx.AsyncClient(trust_env=False, timeout=SECONDS, limits=limits) as client:
         yield client
@@ -468,7 +466,7 @@ async def http() -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.fixture(scope="module")
 async def amqp(amqp_url: str) -> AsyncIterator[Amqp]:
-    """Lend a client of the broker that all tests share."""
+    """Provide the shared AMQP client."""
     async with open_amqp(amqp_url) as client:
         yield client
 
@@ -480,7 +478,7 @@ StartService = Callable[[str], Awaitable[Service]]
 async def start_service(
     tmp_path_factory: pytest.TempPathFactory, guard: Guard, http: httpx.AsyncClient
 ) -> AsyncIterator[StartService]:
-    """Start stand-in SMS services that take one API key each."""
+    """Start sandboxes with one API key each."""
     folder = tmp_path_factory.mktemp("services")
     children: list[Child] = []
 
@@ -504,13 +502,13 @@ async def start_service(
 
 @pytest.fixture(scope="session")
 async def session_service(start_service: StartService, canaries: Canaries) -> Service:
-    """Start the one SMS service that most tests share."""
+    """Start the shared SMS service."""
     return await start_service(canaries.key)
 
 
 @pytest.fixture
 async def service(session_service: Service) -> Service:
-    """Lend the SMS service, with nothing in its memory."""
+    """Provide the shared SMS service, empty."""
     await session_service.forget()
     return session_service
 
@@ -524,7 +522,7 @@ async def launcher(
     amqp: Amqp,
     amqp_url: str,
 ) -> AsyncIterator[Launcher]:
-    """Start processes for one file; see at its end that they stop cleanly and gave nothing away."""
+    """Start processes for a test file. At its end, check exit codes and search for canaries."""
     base: dict[str, object] = {
         "rabbitmq.url": amqp_url,
         "admin.host": "127.0.0.1",
@@ -547,19 +545,19 @@ async def launcher(
 
 @pytest.fixture(scope="session")
 def managed_broker() -> Iterator[Broker]:
-    """Run a broker with the management API, whose policies and users tests may change.
+    """Run a broker with the management API. Tests may change its policies and users.
 
-    What its API tells is two seconds old at most; by RabbitMQ's defaults it would be ten.
+    The API's data is at most two seconds old, instead of RabbitMQ's default of ten.
     """
     every_second = ["collect_statistics_interval = 1000"]
     with private_broker(management=True, configuration=every_second) as broker:
-        # The configuration has no line for it. Queues read it when they are declared.
+        # `rabbitmq.conf` has no such setting. Queues read it when they are declared.
         evaluate(broker, "application:set_env(rabbit, quorum_tick_interval, 1000)")
         yield broker
 
 
 def unique(name: str) -> str:
-    """Make a name for a queue or an exchange that no other test uses."""
+    """Return a unique name for a queue or exchange."""
     return f"{name}.{uuid.uuid4().hex[:12]}"
 
 
@@ -577,6 +575,6 @@ async def connected(url: str, heartbeat_seconds: int = 10) -> AsyncIterator[Conn
 
 @pytest.fixture
 async def connection(amqp_url: str) -> AsyncIterator[Connection]:
-    """Lend a connection."""
+    """Provide a connection."""
     async with connected(amqp_url) as ours:
         yield ours

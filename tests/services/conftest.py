@@ -1,4 +1,4 @@
-"""The stub in place of every service, and no way to any other."""
+"""Replaces every service by a stub, and blocks all other connections."""
 
 import socket
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ def running_stub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stub]:
 
 @pytest.fixture(autouse=True)
 def stub(running_stub: Stub, monkeypatch: pytest.MonkeyPatch) -> Stub:
-    """Lend the stub as if new, trusted by requests, httpx and the like; no name is looked up."""
+    """Provide an empty stub, which HTTP clients trust. No name is resolved."""
     running_stub.requests.clear()
     running_stub.told = Told(500)
     for name in ("REQUESTS_CA_BUNDLE", "SSL_CERT_FILE"):

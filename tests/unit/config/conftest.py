@@ -1,4 +1,4 @@
-"""What the tests of the configuration share: loading a text, and the paths of keys."""
+"""Shared by the tests of the configuration: loading a text, and paths of keys."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,12 +20,12 @@ Faults = Callable[..., tuple[str, ...]]
 
 
 def env_name(key: str) -> str:
-    """Write a key as the variable that overrides it."""
+    """Return the environment variable of a key."""
     return "SMS_BRIDGE_" + key.upper().replace(".", "__")
 
 
 def value_at(values: Mapping[str, Any], key: str) -> Any:
-    """Take the value of a dotted key."""
+    """Return the value of a dotted key."""
     value: Any = values
     for part in key.split("."):
         value = value[part]
@@ -33,14 +33,14 @@ def value_at(values: Mapping[str, Any], key: str) -> Any:
 
 
 def nested(key: str, value: object) -> dict[str, Any]:
-    """Write a dotted key and its value as sections."""
+    """Convert a dotted key and its value to nested sections."""
     section, _, rest = key.partition(".")
     return {section: nested(rest, value) if rest else value}
 
 
 @pytest.fixture
 def load(tmp_path: Path) -> Load:
-    """Load a file's text (or the values that it holds) and an environment."""
+    """Load a file's text or values, and an environment."""
 
     def loaded(text: str | dict[str, Any] = "", **environ: str) -> Settings:
         path = tmp_path / "config.yaml"
@@ -52,7 +52,7 @@ def load(tmp_path: Path) -> Load:
 
 @pytest.fixture
 def faults(load: Load) -> Faults:
-    """Load what must be refused and return its faults."""
+    """Load an invalid configuration, and return its errors."""
 
     def refused(text: str | dict[str, Any] = "", **environ: str) -> tuple[str, ...]:
         with pytest.raises(ConfigError) as caught:

@@ -1,4 +1,4 @@
-"""The listener that most tests of a file ask."""
+"""The listener of most tests."""
 
 from collections.abc import AsyncIterator
 
@@ -15,7 +15,7 @@ from tests.unit.http.raw import (
 
 @pytest.fixture(scope="module")
 async def served() -> AsyncIterator[Served]:
-    """Serve with a short idle time-out."""
+    """Serve with a short idle timeout."""
     app = App()
     async with listening(
         app,
