@@ -5,8 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from bridge import credentials
@@ -29,31 +27,21 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "content",
+    ("content", "secret"),
     [
-        b"s3cret",
-        b"s3cret\n",
-        b"s3cret\r\n",
-        b"\xef\xbb\xbfs3cret",
-        b"\xef\xbb\xbf s3cret \r\n\r\n",
-        b"\ts3cret\t",
+        (b"s3cret", "s3cret"),
+        (b"\xef\xbb\xbf s3cret \r\n\r\n", "s3cret"),
+        (b"\ts3cret\t", "s3cret"),
+        (b'a b"c\t\xc3\xa9\n', 'a b"c\té'),
     ],
-    ids=["plain", "newline", "CRLF", "BOM", "BOM and blanks", "tabs"],
+    ids=["plain", "BOM and blanks", "tabs", "blanks inside"],
 )
-def test_a_secret_is_stripped(tmp_path: Path, content: bytes) -> None:
+def test_a_secret_is_stripped(tmp_path: Path, content: bytes, secret: str) -> None:
     """White space that editors and `echo` add around a secret is not part of it."""
     path = tmp_path / "key"
     path.write_bytes(content)
 
-    assert read_secret("sms_api.key_file", path) == "s3cret"
-
-
-def test_blanks_inside_stay(tmp_path: Path) -> None:
-    """A password may contain blanks and any other character."""
-    path = tmp_path / "password"
-    path.write_text('a b"c\té\n', encoding="utf-8")
-
-    assert read_secret("rabbitmq.password_file", path) == 'a b"c\té'
+    assert read_secret("sms_api.key_file", path) == secret
 
 
 @pytest.mark.parametrize(
@@ -80,31 +68,12 @@ def test_file_without_a_secret(tmp_path: Path, content: bytes, says: str) -> Non
 
 
 def test_missing_file(tmp_path: Path) -> None:
-    """The fault of a missing file names setting, path and remedy."""
+    """The fault of a missing file, or of a folder, names setting, path and remedy."""
     told = r"^a\.b: .*/nothing cannot be read: No such file or directory; correct the path or "
     with pytest.raises(ConfigError, match=told):
         read_secret("a.b", tmp_path / "nothing")
-
-
-def test_folder_for_a_file(tmp_path: Path) -> None:
-    """A folder in place of the file is a fault of the configuration, not a crash."""
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
         read_secret("a.b", tmp_path)
-
-
-@given(content=st.binary(max_size=60))
-def test_any_content_is_a_secret_or_a_fault(
-    tmp_path_factory: pytest.TempPathFactory, content: bytes
-) -> None:
-    """Any file content results in a secret that is not blank, or in a fault."""
-    path = tmp_path_factory.mktemp("secret") / "key"
-    path.write_bytes(content)
-    try:
-        secret = read_secret("a.b", path)
-    except ConfigError:
-        secret = "refused"
-
-    assert secret.strip()
 
 
 # --- What may stand in a header ------------------------------------------------------------------
@@ -125,43 +94,27 @@ BAD_VALUES = {
     "NUL": f"{CANARY}\0",
     "not ASCII": f"{CANARY}é",
     "DEL": f"{CANARY}\x7f",
-    "no-break space": f"{CANARY}\u00a0",
+    "empty": "",
 }
 
 
 @pytest.mark.parametrize("value", BAD_VALUES.values(), ids=BAD_VALUES)
 def test_invalid_header_value(value: str) -> None:
-    """A secret that would break a header is refused at the start."""
-    with pytest.raises(ConfigError, match=r"^sms_api\.key: must be visible ASCII"):
-        check_header_value("sms_api.key", value)
-
-
-@pytest.mark.parametrize("value", BAD_VALUES.values(), ids=BAD_VALUES)
-def test_refusal_does_not_quote_the_secret(value: str) -> None:
-    """The refusal is logged, so it does not contain the secret."""
-    with pytest.raises(ConfigError) as caught:
+    """A secret that would break a header is refused at the start, and not quoted."""
+    with pytest.raises(ConfigError, match=r"^sms_api\.key: must be visible ASCII") as caught:
         check_header_value("sms_api.key", value)
 
     assert CANARY not in f"{caught.value} {caught.value!r}"
-
-
-def test_empty_header_value() -> None:
-    """An empty secret is no header value."""
-    with pytest.raises(ConfigError):
-        check_header_value("sms_api.key", "")
 
 
 # --- One secret over time ------------------------------------------------------------------------
 
 
 def test_fixed_value() -> None:
-    """A secret without a file is the configured one."""
-    assert Credential("sms_api.key", value=SecretStr(" s3cret\n")).current == "s3cret"
+    """A secret without a file is the configured one, and never changes."""
+    credential = Credential("sms_api.key", value=SecretStr(" s3cret\n"))
 
-
-def test_fixed_value_never_changes() -> None:
-    """A secret without a file is never read again."""
-    assert not Credential("sms_api.key", value=SecretStr("s3cret")).reread()
+    assert (credential.current, credential.reread()) == ("s3cret", False)
 
 
 def test_file_goes_before_value(file: Path) -> None:
@@ -176,22 +129,13 @@ def test_neither_file_nor_value() -> None:
 
 
 def test_check_at_the_start(file: Path) -> None:
-    """A secret in a file that does not pass its check prevents the start."""
+    """A secret that does not pass its check prevents the start, in a file or configured."""
     file.write_text("a b", encoding="utf-8")
 
     with pytest.raises(ConfigError):
         Credential("sms_api.key", file=file, check=check_header_value)
-
-
-def test_check_of_a_fixed_value() -> None:
-    """A configured secret is checked, too."""
     with pytest.raises(ConfigError):
         Credential("sms_api.key", value=SecretStr("a b"), check=check_header_value)
-
-
-def test_unchanged_file(file: Path) -> None:
-    """Reading the same content again is no change."""
-    assert not Credential("k", file=file).reread()
 
 
 def test_newline_more_is_no_change(file: Path) -> None:
@@ -200,14 +144,6 @@ def test_newline_more_is_no_change(file: Path) -> None:
     file.write_text("first\n", encoding="utf-8")
 
     assert not credential.reread()
-
-
-def test_changed_file(file: Path) -> None:
-    """A changed file is a change, without a restart."""
-    credential = Credential("k", file=file)
-    file.write_text("second", encoding="utf-8")
-
-    assert (credential.reread(), credential.current) == (True, "second")
 
 
 def test_change_by_symlink(tmp_path: Path) -> None:
@@ -231,7 +167,7 @@ def test_same_length_and_time(file: Path) -> None:
     file.write_text("other", encoding="utf-8")
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
 
-    assert credential.reread()
+    assert (credential.reread(), credential.current) == (True, "other")
 
 
 def _remove(path: Path) -> None:
@@ -250,36 +186,16 @@ BREAKS = {"missing": _remove, "empty": _empty, "refused by its check": _break}
 
 
 @pytest.mark.parametrize("spoil", BREAKS.values(), ids=BREAKS)
-def test_spoilt_file_is_a_fault(file: Path, spoil: Callable[[Path], None]) -> None:
-    """A file that cannot be used any more raises a fault that the caller can log."""
+def test_last_good_secret_stays(file: Path, spoil: Callable[[Path], None]) -> None:
+    """While the file cannot be used, the last good secret stays in use; a repair is a change."""
     credential = Credential("k", file=file, check=check_header_value)
     spoil(file)
-
     with pytest.raises(ConfigError, match=r"^k: "):
         credential.reread()
-
-
-@pytest.mark.parametrize("spoil", BREAKS.values(), ids=BREAKS)
-def test_last_good_secret_stays(file: Path, spoil: Callable[[Path], None]) -> None:
-    """While the file cannot be used, the last good secret stays in use."""
-    credential = Credential("k", file=file, check=check_header_value)
-    spoil(file)
-    with pytest.raises(ConfigError):
-        credential.reread()
-
     assert credential.current == "first"
-
-
-@pytest.mark.parametrize("spoil", BREAKS.values(), ids=BREAKS)
-def test_repaired_file_is_a_change(file: Path, spoil: Callable[[Path], None]) -> None:
-    """A spoilt file that is repaired with another secret is a change."""
-    credential = Credential("k", file=file, check=check_header_value)
-    spoil(file)
-    with pytest.raises(ConfigError):
-        credential.reread()
     file.write_text("second", encoding="utf-8")
 
-    assert credential.reread()
+    assert (credential.reread(), credential.current) == (True, "second")
 
 
 def test_a_failed_read_keeps_the_time(file: Path) -> None:

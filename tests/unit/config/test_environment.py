@@ -1,7 +1,5 @@
 """Settings of the environment, and variables that only look like one."""
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,8 +8,6 @@ from bridge.config import load_settings
 from bridge.config.settings import known_keys
 from bridge.errors import ConfigError
 from tests.unit.config.conftest import CANARY, Faults, Load, env_name, nested, value_at
-
-DEFAULTS = load_settings(None, {}).masked()
 
 
 @pytest.mark.parametrize(
@@ -23,9 +19,7 @@ def test_case_of_variables_does_not_matter(load: Load, name: str) -> None:
     assert load("", **{name: "q"}).worker.queue == "q"
 
 
-@pytest.mark.parametrize(
-    "password", ['{"a": 1}', "123", "true", "[1]", '"q"', "a@b:c/d?e#f%g", "0x1F", "p w"]
-)
+@pytest.mark.parametrize("password", ['{"a": 1}', "123", "true", '"q"', "a@b:c/d?e#f%g p w"])
 def test_password_of_the_environment_is_taken_as_it_is(load: Load, password: str) -> None:
     """A password may hold any character; nothing in it is read as JSON or as a number."""
     loaded = load("", SMS_BRIDGE_RABBITMQ__PASSWORD=password).rabbitmq.password
@@ -39,67 +33,47 @@ def test_password_of_the_environment_is_taken_as_it_is(load: Load, password: str
     [
         ("worker.retry_delays", '["1s", "2m", 7200]', [1, 120, 7200]),
         ("webhook.event_types", '["a", "b.c"]', ["a", "b.c"]),
-        ("webhook.event_id_pointers", '["/x/0"]', ["/x/0"]),
         ("sms_api.message_id_pointers", "[]", []),
-        ("webhook.secret_files", '["/run/a", "/run/b"]', ["/run/a", "/run/b"]),
         ("rabbitmq.url", "amqp://one/", ["amqp://one/"]),
         ("rabbitmq.url", '["amqp://one/", "amqps://two/"]', ["amqp://one/", "amqps://two/"]),
         ("worker.concurrency", "7", 7),
         ("worker.concurrency", "auto", "auto"),
-        ("tracing.sample_ratio", "0.5", 0.5),
         ("worker.max_age", "30d", 2592000),
-        ("rabbitmq.tls.server_name", "rabbit.example.com", "rabbit.example.com"),
         ("rabbitmq.topology", "off", "off"),
         ("rabbitmq.topology", "False", "off"),
         ("worker.coordination", "off", "off"),
         ("worker.coordination", "false", "off"),
         ("worker.coordination", "No", "off"),
-        ("worker.coordination", "on", "on"),
         ("worker.coordination", "true", "on"),
     ],
 )
 def test_value_of_the_environment(load: Load, key: str, text: str, value: object) -> None:
-    """Lists are JSON in the environment; numbers and durations are written as in the file."""
+    """Lists and maps are JSON in the environment; numbers and durations are as in the file."""
     assert value_at(load("", **{env_name(key): text}).masked(), key) == value
 
 
-@pytest.mark.parametrize(
-    ("key", "text", "value"),
-    [
-        ("worker.rate_limit", '{"per_second": 5}', {"per_second": 5}),
-        ("rabbitmq.tls", '{"server_name": "rabbit"}', {"server_name": "rabbit"}),
-        ("webhook.signature", '{"preset": "github"}', {"preset": "github"}),
-    ],
-    ids=["rate_limit", "tls", "signature"],
-)
-def test_map_of_the_environment(load: Load, key: str, text: str, value: dict[str, Any]) -> None:
+def test_map_of_the_environment(load: Load) -> None:
     """Maps are JSON in the environment, as lists are."""
-    effective = value_at(load("", **{env_name(key): text}).masked(), key)
+    loaded = load("", SMS_BRIDGE_RABBITMQ__TLS='{"server_name": "rabbit"}')
 
-    assert {name: effective[name] for name in value} == value
+    assert loaded.rabbitmq.tls.server_name == "rabbit"
 
 
-@pytest.mark.parametrize("key", [key for key in known_keys() if value_at(DEFAULTS, key) is None])
-def test_null_of_the_environment(load: Load, key: str) -> None:
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("worker.max_age", "1h"),
+        ("worker.rate_limit.per_second", 1),
+        ("webhook.public_url", "https://a.example"),
+        ("webhook.secret_files", ["a"]),
+        ("webhook.signature.algorithm", "sha1"),
+        ("sms_api.account", "a"),
+        ("rabbitmq.tls.ca_file", "a"),
+    ],
+)
+def test_null_of_the_environment(load: Load, key: str, value: object) -> None:
     """`null` in the environment takes back what the file says."""
-    values: dict[str, object] = {
-        "worker.max_age": "1h",
-        "webhook.public_url": "https://a.example",
-        "sms_api.base_url": "https://a.example",
-        "sms_api.proxy": "http://a.example",
-        "webhook.secrets": ["a"],
-        "webhook.secret_files": ["a"],
-        "webhook.signature.algorithm": "sha1",
-        "webhook.signature.encoding": "hex",
-        "webhook.signature.format": "plain",
-        "webhook.signature.signed_content": "{body}",
-        "webhook.signature.timestamp_unit": "ms",
-        "webhook.signature.tolerance_seconds": "1m",
-        "webhook.signature.secret_encoding": "hex",
-        "tracing.otlp_endpoint": "http://a.example",
-        **{f"worker.rate_limit.{name}": 1 for name in ("per_second", "burst", "per_sender")},
-    }
-    loaded = load(nested(key, values.get(key, "a")), **{env_name(key): "null"})
+    loaded = load(nested(key, value), **{env_name(key): "null"})
 
     assert value_at(loaded.masked(), key) is None
 
@@ -148,26 +122,21 @@ OF_KUBERNETES = {
 
 
 @pytest.mark.parametrize("service", ["", "WORKER_", "WEBHOOK_", "ADMIN_", "A__B_"])
-@pytest.mark.parametrize(("name", "value"), OF_KUBERNETES.items(), ids=OF_KUBERNETES)
-def test_variable_of_a_service_is_ignored(load: Load, service: str, name: str, value: str) -> None:
+def test_variables_of_a_service_are_ignored(load: Load, service: str) -> None:
     """What Kubernetes tells of a Service called `sms-bridge`, or so at its start, is no setting."""
-    assert load("", **{f"SMS_BRIDGE_{service}{name}": value}) == load_settings(None, {})
+    environ = {f"SMS_BRIDGE_{service}{name}": value for name, value in OF_KUBERNETES.items()}
+
+    assert load("", **environ) == load_settings(None, {})
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "SMS_BRIDGE_CONFIG",
-        "SMS_BRIDGE_REVISION",
-        "SMS_BRIDGE_TEST_AMQP_URL",
-        "SMS_BRIDGED__WORKER",
-        "_SMS_BRIDGE_COMPLETE",
-        "PATH",
-    ],
-)
-def test_variable_that_is_no_setting_is_ignored(load: Load, name: str) -> None:
+def test_variables_that_are_no_settings_are_ignored(load: Load) -> None:
     """What names the file, the image's revision, the tests' broker, or others' things is let be."""
-    assert load("", **{name: "x"}) == load_settings(None, {})
+    names = ("CONFIG", "REVISION", "TEST_AMQP_URL")
+    others = ("SMS_BRIDGED__WORKER", "_SMS_BRIDGE_COMPLETE", "PATH")
+
+    assert load("", **dict.fromkeys((*(f"SMS_BRIDGE_{one}" for one in names), *others), "x")) == (
+        load_settings(None, {})
+    )
 
 
 # --- Variables that nobody reads ------------------------------------------------------------------
@@ -178,10 +147,6 @@ def test_variable_that_is_no_setting_is_ignored(load: Load, name: str) -> None:
     [
         (
             "SMS_BRIDGE_WORKER__QUEU",
-            "worker.queu: unknown key; did you mean worker.queue?",
-        ),
-        (
-            "sms_bridge_worker__queu",
             "worker.queu: unknown key; did you mean worker.queue?",
         ),
         (
@@ -201,7 +166,7 @@ def test_variable_that_is_no_setting_is_ignored(load: Load, name: str) -> None:
             "SMS_BRIDGE_WORKR__QUEUE: unknown section; did you mean worker?",
         ),
     ],
-    ids=["key", "small", "digit", "below-a-value", "deeper", "section"],
+    ids=["key", "digit", "below-a-value", "deeper", "section"],
 )
 def test_unknown_key_of_the_environment(faults: Faults, name: str, fault: str) -> None:
     """A misspelt variable is refused as well, not silently without effect."""

@@ -30,12 +30,6 @@ MESSAGE = {"to": "+491713920001", "from": "Acme", "text": "Hello\nthere 👋"}
 BEARER = {"Authorization": "Bearer any-key"}
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> tuple[str, dict[str, Any]]:
-    """Run on the loop that the sandbox runs on in earnest."""
-    return "asyncio", {"use_uvloop": True}
-
-
 @asynccontextmanager
 async def running(app: Starlette) -> AsyncIterator[httpx.AsyncClient]:
     """Serve an application on a free port and yield a client of it."""
@@ -151,23 +145,14 @@ async def test_message_is_accepted_and_kept(sandbox: httpx.AsyncClient) -> None:
     [
         (b"", "body"),
         (b"[]", "body"),
-        (b"\xff", "body"),
         (b"[" * 100_000, "body"),
-        (json.dumps(MESSAGE).encode("utf-16"), "body"),
         ({"from": "Acme", "text": "secret-value"}, "to"),
         ({**MESSAGE, "to": "491713920001"}, "to"),
-        ({**MESSAGE, "to": "+0917012345678"}, "to"),
-        ({**MESSAGE, "to": "+123"}, "to"),
-        ({**MESSAGE, "to": "+9994567890123456"}, "to"),
         ({**MESSAGE, "to": "+491713920001\n"}, "to"),
         ({**MESSAGE, "to": "+49171392000٣"}, "to"),
-        ({**MESSAGE, "to": None}, "to"),
         ({"to": "+491713920001", "text": "secret-value"}, "from"),
-        ({**MESSAGE, "from": ""}, "from"),
         ({**MESSAGE, "from": "secret-value" * 3}, "from"),
         ({**MESSAGE, "from": "Ac\tme"}, "from"),
-        ({"to": "+491713920001", "from": "Acme"}, "text"),
-        ({**MESSAGE, "text": ""}, "text"),
         ({**MESSAGE, "text": 5}, "text"),
         ({**MESSAGE, "text": "secret-value \ud800"}, "text"),
     ],
@@ -310,9 +295,7 @@ async def test_refused_requests_use_up_no_fault(sandbox: httpx.AsyncClient) -> N
     assert (await send(sandbox)).status_code == 500
 
 
-@pytest.mark.parametrize(
-    ("status", "count"), [(200, 1), (204, 1), (299, 1), (301, 0), (304, 0), (503, 0)]
-)
+@pytest.mark.parametrize(("status", "count"), [(200, 1), (299, 1), (301, 0), (503, 0)])
 async def test_fault_status_decides_what_is_kept(
     sandbox: httpx.AsyncClient, status: int, count: int
 ) -> None:
@@ -363,11 +346,8 @@ async def test_cut_closes_unanswered(sandbox: httpx.AsyncClient, mode: str, coun
     [
         ({}, "body"),
         ([{"status": 99}], "0.status"),
-        ([{}, {"status": "503"}], "1.status"),
         ([{"count": 0}], "0.count"),
         ([{"mode": "explode-value"}], "0.mode"),
-        ([{"to": 49170}], "0.to"),
-        ([{"latency_seconds": -1}], "0.latency_seconds"),
         ([{"colour": 1}], "0.colour"),
         ([{"headers": {"Retry-After": "2\r\nX: explode-value"}}], "0.headers.Retry-After"),
         ([{"headers": {"Content-Length": "0"}}], "0.headers.Content-Length"),
@@ -387,34 +367,30 @@ async def test_bad_fault_is_refused_by_field(
 
 
 async def test_reply_becomes_a_signed_webhook(phone: httpx.AsyncClient, bridge: Bridge) -> None:
-    """A reply is sent as a signed message.received, and the bridge's answer is told."""
-    answer = await phone.post("/sandbox/replies", json={"from": "+491713920001", "text": "YES ✓"})
+    """A reply is sent as a signed message.received, and the bridge's answer is told.
+
+    A forged one has a signature too, but that of other bytes.
+    """
+    reply = {"from": "+491713920001", "text": "YES ✓"}
+    answer = await phone.post("/sandbox/replies", json=reply)
+    forged = await phone.post("/sandbox/replies", json=reply | {"forged": True})
     event = json.loads(bridge.bodies[0])
     event_id = event["data"].pop("id")
 
-    assert answer.json() == {"answers": [200]}
-    assert event == {"type": "message.received", "data": {"from": "+491713920001", "text": "YES ✓"}}
+    assert (answer.json(), forged.json()) == ({"answers": [200]}, {"answers": [401]})
+    assert event == {"type": "message.received", "data": reply}
     assert event_id
+    assert len(bridge.signatures[1]) == 64
 
 
-async def test_forged_reply_is_signed_wrongly(phone: httpx.AsyncClient, bridge: Bridge) -> None:
-    """A forged reply has a signature, but that of other bytes."""
-    reply = {"from": "+491713920001", "text": "YES", "forged": True}
-    answer = await phone.post("/sandbox/replies", json=reply)
-
-    assert answer.json() == {"answers": [401]}
-    assert len(bridge.signatures[0]) == 64
-
-
-@pytest.mark.parametrize("body", [b'{ "type" :"x",\n "data": {}}', b"\xff\x00 no json", b""])
-async def test_event_is_sent_byte_for_byte(
-    phone: httpx.AsyncClient, bridge: Bridge, body: bytes
-) -> None:
+async def test_event_is_sent_byte_for_byte(phone: httpx.AsyncClient, bridge: Bridge) -> None:
     """An event goes out as the very bytes that came in, signed over them."""
-    answer = await phone.post("/sandbox/events", content=body)
+    bodies = [b'{ "type" :"x",\n "data": {}}', b"\xff\x00 no json", b""]
+    for body in bodies:
+        answer = await phone.post("/sandbox/events", content=body)
+        assert answer.json() == {"answers": [200]}
 
-    assert answer.json() == {"answers": [200]}
-    assert bridge.bodies == [body]
+    assert bridge.bodies == bodies
 
 
 @pytest.mark.parametrize(
@@ -422,7 +398,6 @@ async def test_event_is_sent_byte_for_byte(
     [
         ({"from": "+491713920001"}, "text"),
         ({"from": "+491713920001", "text": "hi", "repeat": 0}, "repeat"),
-        ({"from": "+491713920001", "text": "hi", "forged": "yes"}, "forged"),
         ({"from": "+491713920001", "text": "hi", "sender": "x"}, "sender"),
     ],
 )
@@ -445,7 +420,7 @@ async def test_webhooks_need_a_url(sandbox: httpx.AsyncClient, path: str) -> Non
     assert "--webhook-url" in answer.json()["error"]
 
 
-@pytest.mark.parametrize("url", ["", "localhost:8080", "ftp://host/", "http://", "http://[::1"])
+@pytest.mark.parametrize("url", ["", "localhost:8080", "http://[::1"])
 async def test_unusable_webhook_url_is_told_at_the_start(url: str) -> None:
     """An unusable webhook URL is an error of the configuration."""
     with pytest.raises(ConfigError, match="--webhook-url"):
@@ -466,13 +441,10 @@ async def test_used_port_is_told(sandbox: httpx.AsyncClient) -> None:
     ("headers", "status"),
     [
         ({}, 204),
-        ({"Host": "localhost:8025"}, 204),
         ({"Host": "[::1]:8025"}, 204),
-        ({"Host": "192.0.2.7"}, 204),
         ({"Host": "sandbox:8025"}, 204),
         ({"Host": "Sandbox.Example.com:8025"}, 204),
         ({"Host": "evil.example:8025"}, 403),
-        ({"Host": "evil.example."}, 403),
         ({"Host": "127.0.0.1.evil.example"}, 403),
         ({"Host": "localhost:8025", "Origin": "http://localhost:8025"}, 204),
         ({"Host": "localhost:8025", "Origin": "http://localhost:9000"}, 403),
@@ -493,10 +465,14 @@ async def test_pages_of_other_sites_are_refused(headers: dict[str, str], status:
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/messages", "/sandbox/replies", "/sandbox/events", "/sandbox/faults"]
-)
-@pytest.mark.parametrize(
-    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"]
+    ("path", "kind"),
+    [
+        ("/v1/messages", "text/plain"),
+        ("/sandbox/replies", "application/x-www-form-urlencoded"),
+        ("/sandbox/events", "multipart/form-data; boundary=x"),
+        ("/sandbox/faults", "text/plain"),
+        ("/sandbox/faults", "Application/JSON; charset=utf-8"),
+    ],
 )
 async def test_what_a_form_can_send_is_refused(
     sandbox: httpx.AsyncClient, path: str, kind: str
@@ -507,16 +483,11 @@ async def test_what_a_form_can_send_is_refused(
         method, path, content=b"[]", headers={"Content-Type": kind, "Origin": str(sandbox.base_url)}
     )
 
-    assert answer.status_code == 415
-    assert answer.json() == {"error": "Content-Type: must be application/json"}
-
-
-async def test_json_with_a_charset_is_taken(sandbox: httpx.AsyncClient) -> None:
-    """The type may have parameters."""
-    kind = {"Content-Type": "Application/JSON; charset=utf-8"}
-    answer = await sandbox.put("/sandbox/faults", content=b"[]", headers=kind)
-
-    assert answer.status_code == 200
+    if kind.startswith("Application/JSON"):
+        assert answer.status_code == 200
+    else:
+        assert answer.status_code == 415
+        assert answer.json() == {"error": "Content-Type: must be application/json"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

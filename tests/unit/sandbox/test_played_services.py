@@ -127,17 +127,6 @@ async def test_an_unknown_answer_lists_what_there_is(
     assert [one["status"] for one in await listed(twilio, "faults")] == [500]
 
 
-async def test_a_service_without_keys_takes_a_message_twice(play: Play) -> None:
-    """Who got a text twice is listed: without a key, by number, sender and text."""
-    twilio = play("twilio")
-    for text in ("Hi", "Hi", "Ho", "Hi"):
-        await twilio.post(TWILIO, data=FORM | {"Body": text})
-    repeats, messages = await listed(twilio, "repeats"), await listed(twilio, "messages")
-
-    assert len(messages) == 4
-    assert [one["id"] for one in repeats] == [messages[1]["id"], messages[3]["id"]]
-
-
 async def test_a_key_tells_repeats_from_equal_messages(play: Play) -> None:
     """Where the service is given keys, these tell who got a text twice."""
     generic = play("generic")
@@ -173,7 +162,6 @@ async def test_the_front_page_names_the_path(play: Play) -> None:
     ("receipt", "status", "error"),
     [
         ({"to": "+15550199"}, 404, "id, to: there is no such message"),
-        ({"id": "SM1"}, 404, "id, to: there is no such message"),
         ({"delivery": "lost"}, 400, "delivery: input should be 'delivered', 'failed' or 'pending'"),
         ({"to": "+15550100"}, 409, "Start the sandbox with --webhook-url"),
     ],

@@ -56,16 +56,6 @@ def test_children_end_with_a_killed_parent(tmp_path: Path) -> None:
     assert wait_until(lambda: _is_gone(pid), seconds=DEADLINE_SECONDS)
 
 
-def test_leaving_the_guard_ends_what_was_forgotten(tmp_path: Path) -> None:
-    """What nobody ended is ended when the guard is left."""
-    with guarded() as guard:
-        child = Child(["sleep", "60"], guard=guard, log=tmp_path / "a.log", environ=os.environ)
-
-        assert child.exit_code is None
-
-    assert wait_until(lambda: child.exit_code is not None, seconds=DEADLINE_SECONDS)
-
-
 def test_a_deaf_child_is_killed_when_its_grace_is_over(tmp_path: Path) -> None:
     """SIGTERM comes first, SIGKILL after the grace."""
     with guarded() as guard:

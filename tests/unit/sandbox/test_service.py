@@ -71,7 +71,7 @@ def test_the_service_reads_what_the_bridge_writes(preset: Preset) -> None:
     parsed = ask(preset, headers, body)
     message = PlayedService(preset).accept(parsed)
 
-    assert parsed.rejection is None
+    assert parsed.rejection is ask(preset, headers, body, key=None).rejection is None
     assert (message.to, message.text) == (TO, TEXT)
     assert message.sender == (None if preset in SENDERLESS else "Acme")
     assert message.idempotency_key == (None if preset in KEYLESS else "a-message-id")
@@ -105,12 +105,6 @@ def test_a_wrong_login_is_told_as_the_service_does(preset: Preset, login: str) -
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_any_key_will_do_unless_one_is_named(preset: Preset) -> None:
-    """Without a key of its own, the service takes each."""
-    assert ask(preset, *written(preset), key=None).rejection is None
-
-
-@pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("name", ["to", "from", "text"])
 def test_what_is_missing_is_refused(preset: Preset, name: str) -> None:
     """A request without number, sender or text gets the service's own no, and we say what lacks."""
@@ -138,13 +132,11 @@ def test_what_is_missing_is_refused(preset: Preset, name: str) -> None:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("body", [b"", b"\xff", b"[]", b"x=%zz&&"])
-def test_what_cannot_be_read_is_refused(preset: Preset, body: bytes) -> None:
+def test_what_cannot_be_read_is_refused(preset: Preset) -> None:
     """A body of another kind is a no as well, whatever is in it."""
     headers, _ = written(preset)
-    refused = rejection(preset, headers, body)
-
-    assert judge(preset, refused.answer).fate is Fate.REFUSED
+    for body in (b"", b"\xff", b"[]", b"x=%zz&&"):
+        assert judge(preset, rejection(preset, headers, body).answer).fate is Fate.REFUSED
 
 
 def test_a_number_wants_the_form_that_the_service_wants() -> None:
@@ -195,10 +187,8 @@ def test_a_message_keeps_the_id_that_its_request_gives_it() -> None:
     ("preset", "name", "status", "answered", "fate"),
     [
         ("twilio", "21610", None, 400, Fate.REFUSED),
-        ("twilio", "The recipient replied STOP.", None, 400, Fate.REFUSED),
         ("twilio", "setup:credentials_rejected", None, 401, Fate.SETUP),
         ("twilio", None, 429, 429, Fate.SLOW_DOWN),
-        ("twilio", None, 418, 418, Fate.REFUSED),
         ("vonage-sms", "slow_down", None, 200, Fate.SLOW_DOWN),
         ("generic", None, 422, 422, Fate.REFUSED),
     ],
@@ -218,9 +208,7 @@ def test_a_fault_is_answered_in_the_services_words(
 @pytest.mark.parametrize(
     ("preset", "name", "status"),
     [
-        ("twilio", None, None),
         ("twilio", "Queued.", None),
-        ("vonage-sms", None, 200),
         ("generic", None, 204),
     ],
 )
@@ -248,10 +236,8 @@ def test_an_unknown_answer_lists_the_answers() -> None:
             "00000000-0000-4000-8000-000000000001",
             r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}",
         ),
-        ("0C000000217B7F02", r"[0-9A-F]{16}"),
         ("e8077d803532c0b5937c639b60216938", r"[0-9a-f]{32}"),
         ("01FC66621XXXXX119Z8PMV1QPQ", r"[0-9A-F]{9}XXXXX119Z8PMV1QPQ"),
-        ("817790313235066447", r"[0-9]{18}"),
         ("a-message-id", r"sandbox-[0-9a-f]{32}"),
     ],
 )

