@@ -164,9 +164,10 @@ async def send_ours(service: Service, stub: Stub, message: Message) -> Answer:
 
 
 def by_code(preset: Preset, refusal: Callable[[str], Told]) -> dict[str, tuple[Told, str]]:
-    """Return a refusal with each code that a preset names, and what it is to become."""
+    """Return a refusal with a code of each fate that a preset names, and that fate."""
     fates: dict[str, str] = preset_settings(preset)["response"]["errors"]
-    return {f"code {code}": (refusal(code), fate) for code, fate in fates.items()}
+    codes = {fate: code for code, fate in fates.items()}
+    return {f"code {code}": (refusal(code), fate) for fate, code in codes.items()}
 
 
 HTML = b"<!DOCTYPE html><title>Sign in to the network</title>"

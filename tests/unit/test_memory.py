@@ -26,7 +26,6 @@ Objects = Callable[[float], int]
 MIB = 2**20
 CASES: Mapping[str, tuple[str, Mapping[str, str], float]] = {
     "a container of its own": ("0::/\n", {"memory.max": f"{256 * MIB}\n"}, 256 * MIB),
-    "no limit": ("0::/\n", {"memory.max": "max\n"}, math.inf),
     "a service of systemd": (
         "0::/system.slice/sms-bridge.service\n",
         {
@@ -54,11 +53,6 @@ CASES: Mapping[str, tuple[str, Mapping[str, str], float]] = {
         "4:hugetlb,memory:/a\n",
         {"memory/a/memory.limit_in_bytes": f"{80 * MIB}\n"},
         80 * MIB,
-    ),
-    "version 1, no limit": (
-        "4:memory:/\n",
-        {"memory/memory.limit_in_bytes": "9223372036854771712\n"},
-        math.inf,
     ),
     "nothing mounted": ("0::/\n", {}, math.inf),
 }

@@ -40,11 +40,9 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("section", "changes", "told"),
     [
         ("rabbitmq", {"username_file": "nope"}, "rabbitmq.username_file: .*/nope cannot be read"),
-        ("rabbitmq", {"password_file": "nope"}, "rabbitmq.password_file: .*/nope cannot be read"),
         ("rabbitmq.tls", {"ca_file": "nope"}, "rabbitmq.tls.ca_file: .*/nope cannot be read"),
         ("rabbitmq.tls", {"ca_file": "text.pem"}, "rabbitmq.tls.ca_file: .* no certificates"),
         ("rabbitmq.tls", {"cert_file": "nope"}, "rabbitmq.tls.cert_file: .*/nope cannot be read"),
-        ("rabbitmq.tls", {"key_file": "nope"}, "rabbitmq.tls.key_file: .*/nope cannot be read"),
         (
             "rabbitmq.tls",
             {"cert_file": "cert.pem", "key_file": "text.pem"},
@@ -53,7 +51,6 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("sms_api", {"key_file": "nope"}, "sms_api.key_file: .*/nope cannot be read"),
         ("sms_api", {"ca_file": "nope"}, "sms_api.ca_file: .*/nope cannot be read: No such file"),
         ("sms_api", {"ca_file": "text.pem"}, "sms_api.ca_file: .*holds no certificates"),
-        ("sms_api", {"ca_file": "."}, "sms_api.ca_file: "),
         ("webhook", {"secret_files": ["nope"]}, "webhook.secret_files.0: .*/nope cannot be read"),
         ("webhook", {"signature": {"secret_encoding": "hex"}}, "webhook.secrets.0: "),
         ("webhook", {"signature": {"timestamp_from": "t"}}, "webhook.signature.signed_content: "),
@@ -151,14 +148,11 @@ def test_a_role_needs_only_its_own_files(tmp_path: Path) -> None:
     ("webhook", "admin", "is_refused"),
     [
         (("0.0.0.0", 8080), ("0.0.0.0", 8080), True),
-        (("127.0.0.1", 8080), ("127.0.0.1", 8080), True),
         (("0.0.0.0", 8080), ("127.0.0.1", 8080), True),
         (("::1", 8080), ("::", 8080), True),
         (("127.0.0.1", 8080), ("127.0.0.2", 8080), False),
         (("0.0.0.0", 8080), ("::", 8080), True),
-        (("127.0.0.1", 8080), ("::", 8080), True),
         (("0.0.0.0", 8080), ("::1", 8080), False),
-        (("0.0.0.0", 8080), ("0.0.0.0", 8081), False),
         (("0.0.0.0", 0), ("0.0.0.0", 0), False),
     ],
     ids=str,
@@ -202,10 +196,6 @@ def test_an_unconfigured_role_is_named() -> None:
     [
         ({"preset": "twilio"}, ["account: is missing; it is the Account SID", "key: is missing; "]),
         (
-            {"preset": "vonage"},
-            ["account: is missing; it is the API key", "key: is missing; it is"],
-        ),
-        (
             {"preset": "vonage", "auth": {"username": "u"}, "key": "k", "path": "/{account}"},
             ["account: is missing; it is the API key"],
         ),
@@ -217,7 +207,6 @@ def test_an_unconfigured_role_is_named() -> None:
             {"preset": "android-sms-gateway", "key": "k"},
             ["auth.username: is missing; it is the user name that the app shows"],
         ),
-        ({"key": "k"}, ["base_url: is missing; the worker needs it"]),
         ({"base_url": "http://a"}, ["key: is missing; set sms_api.key or sms_api.key_file"]),
         (
             {"base_url": "http://a", "key": "k", "auth": {"scheme": "basic"}},
@@ -295,12 +284,3 @@ def test_every_unusable_endpoint_is_reported() -> None:
         "webhook.endpoints.2.public_url: is missing, but the service signs {url}",
         "webhook.endpoints.3.secrets.0: the secret is empty or not hex",
     ]
-
-
-def test_endpoints_without_secrets_are_a_fault() -> None:
-    """A receiver with endpoints but without secrets is not an unconfigured role."""
-    settings = Settings.model_validate({"webhook": {"endpoints": [{"path": "/a"}]}})
-
-    with pytest.raises(ConfigError, match=r"^webhook\.endpoints\.0\.secrets: is missing; set "):
-        check_roles(settings, BOTH)
-    assert check_roles(settings, ["worker"])["worker"] is not None

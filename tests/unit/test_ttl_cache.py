@@ -108,18 +108,6 @@ def test_an_expired_value_is_freed_by_a_later_one(clock: Clock) -> None:
     assert b"100" not in {key for segment in cache._segments for key in segment}
 
 
-def test_expired_values_are_freed_though_there_is_room(clock: Clock) -> None:
-    """An idle process does not keep values that expired long ago."""
-    cache = TtlCache(SECONDS, clock, min_size=1000)
-    add(cache, 700)
-    for number in range(1000, 1200):
-        clock.now += SECONDS / 20
-        add(cache, 1, first=number)
-
-    assert len(cache.latest(999)) == 20
-    assert sum(map(len, cache._segments)) <= 25
-
-
 @given(st.lists(st.tuples(st.integers(0, 30), st.sampled_from([0.0, 0.5, 7.0, 31.0])), max_size=60))
 def test_the_last_and_the_young_values_are_known(added: list[tuple[int, float]]) -> None:
     """A value that has not expired and is among the last eight is known."""
@@ -252,33 +240,6 @@ def test_the_oldest_makes_room(clock: Clock) -> None:
 
     assert remembered.clear() == [("b", 1), ("c", 2), ("a", 3)]
     assert (bool(remembered.live_keys()), remembered.clear()) == (False, [])
-
-
-def test_what_was_taken_is_not_cleared(remembered: ExpiringMap[str, int]) -> None:
-    """Only what is still remembered comes back, the oldest first."""
-    for value, key in enumerate("aab"):
-        remembered.add(key, value)
-    remembered.take("a")
-
-    assert remembered.clear() == [("a", 1), ("b", 2)]
-
-
-def test_the_latest_values_of_a_map(remembered: ExpiringMap[str, int]) -> None:
-    """As many as are asked for, but for those that were taken."""
-    for value, key in enumerate("abcd"):
-        remembered.add(key, value)
-    remembered.take("c")
-
-    assert [identity[1:] for identity in remembered.latest(2)] == [("d", 3), ("b", 1)]
-
-
-def test_a_memory_may_have_a_bound_of_its_own(clock: Clock) -> None:
-    """The oldest make room, as with the common bound."""
-    small: ExpiringMap[str, int] = ExpiringMap(SECONDS, clock, most=2)
-    for value, key in enumerate("abc"):
-        small.add(key, value)
-
-    assert small.clear() == [("b", 1), ("c", 2)]
 
 
 def test_the_garbage_collector_has_nothing_to_traverse_in_a_map(clock: Clock) -> None:

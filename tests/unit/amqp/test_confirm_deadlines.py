@@ -75,15 +75,3 @@ async def test_there_is_one_timer(monkeypatch: pytest.MonkeyPatch) -> None:
     await until(expired, 1000)
 
     assert len(timers) == 1
-
-
-async def test_what_has_arrived_in_a_stall_is_in_time() -> None:
-    """What ends a wait, and was read late because the process stood still, ends it in time."""
-    loop = asyncio.get_running_loop()
-    expired: list[str] = []
-    deadlines = ConfirmDeadlines[int, str](0.0, lambda _, wait: expired.append(wait))
-    deadlines.add(1, "a")
-    loop.call_later(0, lambda: loop.call_soon(deadlines.discard, 1))
-    await asyncio.sleep(SECONDS)
-
-    assert expired == []

@@ -66,25 +66,17 @@ async def test_the_first_that_answers_is_alone_tried() -> None:
     assert not connection.is_closed
 
 
-async def test_one_that_is_silent_is_overtaken_and_left() -> None:
-    """The next is tried beside it, and what is still being opened then is given up."""
-    brokers = Brokers({"first": None, "second": None})
+@pytest.mark.parametrize("refusing", [(), ("second",)])
+async def test_one_that_is_silent_is_overtaken_and_left(refusing: tuple[str, ...]) -> None:
+    """The next is tried beside it, at once if one refuses; what is still being opened is left."""
+    silent = dict.fromkeys({"first", "second"} - {*refusing})
+    brokers = Brokers(dict[str, float | None](silent), refusing=refusing)
 
     async with asyncio.timeout(5):
         url, _ = await open_quickest(URLS, brokers.open)
 
     assert url == URLS[2]
     assert list(brokers.opened) == ["third"]
-
-
-async def test_one_that_refuses_is_not_waited_for() -> None:
-    """The next is tried at once, also while another one is silent."""
-    brokers = Brokers({"first": None}, refusing=("second",))
-
-    async with asyncio.timeout(5):
-        url, _ = await open_quickest(URLS, brokers.open)
-
-    assert url == URLS[2]
 
 
 async def test_two_that_answer_at_once() -> None:

@@ -1,8 +1,6 @@
 """Confirms alone: what the broker says of publishes, made with the client library's own frames."""
 
 import asyncio
-import gc
-import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -61,33 +59,6 @@ def expect(confirms: Confirms, count: int) -> list[Future]:
     return [confirms.expect(str(tag)) for tag in range(1, count + 1)]
 
 
-async def test_each_is_told_its_own_in_any_order() -> None:
-    """Acks and nacks come out of order, and end the waiting for their tag alone."""
-    confirms = Confirms()
-    waiting = expect(confirms, 4)
-    assert feed(confirms, ack(3), nack(1), ack(4)) == [True] * 3
-
-    assert said(waiting) == ["nacked", None, "confirmed", "confirmed"]
-    assert confirms.unconfirmed == 1
-
-
-@pytest.mark.parametrize(
-    ("frame", "told"), [(ack, "confirmed"), (nack, "nacked")], ids=["ack", "nack"]
-)
-async def test_multiple_is_for_all_up_to_the_tag(
-    frame: Callable[..., bytes], told: Confirm
-) -> None:
-    """`multiple` settles the tag and all that are below it and open, none above."""
-    confirms = Confirms()
-    waiting = expect(confirms, 5)
-    opposite = nack(2) if frame is ack else ack(2)
-    feed(confirms, opposite, frame(4, multiple=True))
-
-    other: Confirm = "nacked" if told == "confirmed" else "confirmed"
-    assert said(waiting) == [told, other, told, told, None]
-    assert confirms.unconfirmed == 1
-
-
 async def test_a_confirm_of_nothing_is_nothing() -> None:
     """A tag that was settled already, or was never used, changes nothing."""
     confirms = Confirms()
@@ -95,21 +66,6 @@ async def test_a_confirm_of_nothing_is_nothing() -> None:
     feed(confirms, ack(1), nack(1), nack(1, multiple=True), ack(9), ack(1))
 
     assert said(waiting) == ["confirmed", None]
-
-
-@pytest.mark.parametrize("parts", [(), (b"x",), (b"ab",) * 1000], ids=["none", "one", "thousand"])
-async def test_a_return_is_told_by_its_id(parts: tuple[bytes, ...]) -> None:
-    """A return comes before the ack, in any number of frames, and fails its message alone."""
-    confirms = Confirms()
-    waiting = expect(confirms, 3)
-    frames = returned("2", *parts)
-    assert feed(confirms, ack(1), *frames) == [True] * (1 + len(frames))
-    before = said(waiting)
-    feed(confirms, ack(3, multiple=True))
-
-    assert before == ["confirmed", "returned", None]
-    assert said(waiting) == ["confirmed", "returned", "confirmed"]
-    assert confirms.unconfirmed == 0
 
 
 async def test_a_return_is_whole_before_it_counts() -> None:
@@ -204,22 +160,6 @@ async def test_the_end_of_the_channel_is_told_to_all() -> None:
 
     assert said(waiting) == ["confirmed", None, "timeout", "error"]
     assert confirms.unconfirmed == 0
-
-
-async def test_nothing_is_kept() -> None:
-    """Whatever became of it, a publish that is settled leaves no trace."""
-    confirms = Confirms()
-    waiting = [confirms.expect(str(tag) if tag % 2 else None) for tag in range(1, 41)]
-    waiting[7].cancel()
-    waiting[8].set_result("timeout")
-    feed(confirms, *returned("3", b"x"), *returned("77"), nack(30), ack(40, multiple=True))
-    traces = [weakref.ref(one) for one in waiting]
-    await asyncio.sleep(0)
-    waiting.clear()
-    gc.collect()
-
-    assert [trace() for trace in traces] == [None] * 40
-    assert confirms._by_id == {}
 
 
 async def test_other_frames_are_not_taken() -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import socket
 import ssl
 import time
 from collections.abc import AsyncIterator, Iterable
@@ -15,7 +14,6 @@ from typing import Any, SupportsIndex, cast
 import pytest
 from aiormq.abc import SSLCerts
 from aiormq.connection import SSLContextProvider
-from aiormq.exceptions import AMQPConnectionError
 from hypothesis import example, given
 from hypothesis import strategies as st
 from pamqp import commands
@@ -204,29 +202,6 @@ async def test_any_stream_is_sorted_however_it_is_cut(sent: Sent) -> None:
 
     assert stream.taken == sent.deliveries
     assert passed == sent.others
-
-
-async def test_every_place_to_cut(stream: Stream) -> None:
-    """Two deliveries around another frame, in two pieces, cut at each byte, and byte by byte."""
-    messages = [Message(tag=1, name="a"), Message(tag=2, parts=(b"two ", b"parts"))]
-    first, second = (b"".join(message.frames()) for message in messages)
-    data = first + METHODS[0] + second
-    ways = [[place] for place in range(len(data))] + [list(range(len(data)))]
-    for way in ways:
-        stream.feed(*cut(data, way))
-
-    assert stream.taken == [message.delivered for message in messages] * len(ways)
-    assert stream.feed() == METHODS[0] * len(ways)
-
-
-@pytest.mark.parametrize("parts", [(), (b"x",), (b"ab",) * 1000], ids=["none", "one", "thousand"])
-async def test_a_body_in_any_number_of_frames(stream: Stream, parts: tuple[bytes, ...]) -> None:
-    """A body is put together, also that of no frame at all, and several come in one piece."""
-    messages = [Message(tag=tag, parts=parts) for tag in (1, 2, 3)]
-    passed = stream.feed(b"".join(b"".join(message.frames()) for message in messages))
-
-    assert stream.taken == [message.delivered for message in messages]
-    assert passed == b""
 
 
 async def test_only_a_channel_that_is_taken_is_taken() -> None:
@@ -704,11 +679,3 @@ async def test_a_silent_address_is_overtaken(monkeypatch: pytest.MonkeyPatch) ->
         writer.transport.abort()
 
     assert writer.get_extra_info("peername") == ("127.0.0.1", port)
-
-
-async def test_a_port_where_nobody_listens_is_a_connection_error() -> None:
-    """What the operating system says becomes the error that aiormq knows."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    with pytest.raises(AMQPConnectionError):
-        await Wire().create(URL(f"amqp://127.0.0.1:{port}/"), ssl_context_provider=None)

@@ -22,18 +22,15 @@ PATTERN = re.compile(r'"pattern": "((?:[^"\\]|\\.)*)"')
         ("worker", "a", "must hold keys; in the environment it is JSON"),
         ("worker.queue", 5, "must be text; a number needs quotes"),
         ("worker.queue", "", "must not be empty"),
-        ("worker.queue", "a" * 201, "must have at most 200 characters"),
         ("worker.default_from", "a\tb", "must not hold line breaks or control characters"),
         ("worker.retry_delays", [], "must have at least 1 in its list"),
         ("worker.retry_delays", {"a": 1}, "must be a list"),
         ("worker.retry_delays", [[5]], "must be a number"),
-        ("worker.max_age", float("inf"), "must be a finite number"),
         ("worker.outage_after", 0, "must be more than 0"),
         ("worker.max_text_length", 100_000, "must be at most 65536"),
         ("webhook.secrets", ["a"] * 6, "must have at most 5 in its list"),
         ("webhook.path", "a", "must begin with / and hold no space, ?, #, %, { or }"),
         ("webhook.path", "/a%20b", "must begin with / and hold no space, ?, #, %, { or }"),
-        ("webhook.event_id_pointers", ["id"], "must be a JSON pointer like /data/id"),
         ("webhook.signature.signed_content", "x", "must hold {body} or {url}"),
         (
             "webhook.signature.format",
@@ -43,9 +40,7 @@ PATTERN = re.compile(r'"pattern": "((?:[^"\\]|\\.)*)"')
         ("webhook.port", "a", "must be a whole number"),
         ("webhook.port", None, "must be a whole number"),
         ("webhook.port", 1.5, "must be a whole number"),
-        ("webhook.port", "9" * 5000, "must be a smaller number"),
         ("webhook.port", -1, "must be at least 0"),
-        ("tracing.sample_ratio", "a", "must be a number"),
         ("log.level", "loud", "must be 'debug', 'info', 'warning' or 'error'"),
         ("sms_api.key_file", 5, "must be the path of a file"),
         ("sms_api.key_file", "\0", "must be the path of a file, without the character NUL"),
@@ -99,16 +94,13 @@ def test_every_pattern_has_its_words() -> None:
         ("log.level", "must be 'debug', 'info', 'warning' or 'error'"),
     ],
 )
-@pytest.mark.parametrize("source", ["file", "environment"])
-def test_key_that_is_left_empty(faults: Faults, key: str, told: str, source: str) -> None:
+def test_key_that_is_left_empty(faults: Faults, key: str, told: str) -> None:
     """A key with nothing behind it is told so, with what may stand there, and the remedy."""
     section, _, name = key.partition(".")
-    in_file = f"{section}:\n  {name}:\n" if source == "file" else ""
-    environ = {} if source == "file" else {env_name(key): "null"}
+    fault = f"{key}: {told}; it has no value: write one, or leave the key out for its default"
 
-    assert faults(in_file, **environ) == (
-        f"{key}: {told}; it has no value: write one, or leave the key out for its default",
-    )
+    assert faults(f"{section}:\n  {name}:\n") == (fault,)
+    assert faults("", **{env_name(key): "null"}) == (fault,)
 
 
 def test_nothing_in_a_list(faults: Faults) -> None:

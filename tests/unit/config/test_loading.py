@@ -11,18 +11,10 @@ from bridge.worker.service.shape import shape_from
 from tests.unit.config.conftest import Faults, Load
 
 
-@pytest.mark.parametrize("text", ["", "# nothing\n", "worker:\n", "---\n"])
+@pytest.mark.parametrize("text", ["# nothing\n", "worker:\n", "---\n", "rabbitmq:\n  tls:\n"])
 def test_empty_file_or_section_means_defaults(load: Load, text: str) -> None:
-    """A file, or a section, that says nothing leaves the defaults."""
+    """A file, or a section at any depth, that says nothing leaves the defaults."""
     assert load(text) == load_settings(None, {})
-
-
-@pytest.mark.parametrize("key", ["rabbitmq.tls", "worker.rate_limit", "webhook.signature"], ids=str)
-def test_empty_inner_section_means_defaults(load: Load, key: str) -> None:
-    """An inner section whose keys are all commented out leaves the defaults too."""
-    section, name = key.split(".")
-
-    assert load(f"{section}:\n  {name}:\n") == load_settings(None, {})
 
 
 def test_environment_overrides_only_what_it_names(load: Load) -> None:
@@ -42,21 +34,18 @@ def test_environment_overrides_inside_a_deeper_section(load: Load) -> None:
     assert (loaded.worker.rate_limit.per_second, loaded.worker.rate_limit.burst) == (7, 9)
 
 
-def test_environment_does_not_hide_a_section_that_is_none(faults: Faults) -> None:
-    """A section of the file that is a text is a fault, whatever the environment adds to it."""
-    assert faults("worker: junk", SMS_BRIDGE_WORKER__QUEUE="q")
-
-
 def test_one_line_for_each_fault(faults: Faults) -> None:
     """Every fault is told at once, a line each, from both sources."""
     told = faults(
-        "worker: {queu: 1, concurrency: x}\nnothing: {}\n",
+        "worker: {queu: 1, concurrency: x}\nnothing: {}\nlog: junk\n",
+        SMS_BRIDGE_LOG__LEVEL="info",
         SMS_BRIDGE_WORKR__QUEUE="q",
         SMS_BRIDGE_WEBHOOK__PORT="x",
     )
 
     assert sorted(line.split(":")[0] for line in told) == [
         "SMS_BRIDGE_WORKR__QUEUE",
+        "log",
         "nothing",
         "webhook.port",
         "worker.concurrency",

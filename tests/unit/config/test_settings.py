@@ -13,7 +13,7 @@ from bridge.config import Settings, WorkerSettings, load_settings
 from bridge.config.presets import PRESETS
 from bridge.config.settings import known_keys
 from tests.reference_pages import comments_of
-from tests.unit.config.conftest import CANARY, Faults, Load, env_name, nested, value_at
+from tests.unit.config.conftest import CANARY, Faults, Load
 
 EXAMPLE = Path(__file__).parents[3] / "config.example.yaml"
 
@@ -24,13 +24,6 @@ def paths(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
         yield prefix + name
         if isinstance(value, dict):
             yield from paths(value, f"{prefix}{name}.")
-
-
-def test_default_broker_url() -> None:
-    """Without a word the bridge talks to a broker on this computer as guest."""
-    (url,) = load_settings(None, {}).rabbitmq.url
-
-    assert url.get_secret_value() == "amqp://guest:guest@localhost:5672/"
 
 
 # --- The example ----------------------------------------------------------------------------------
@@ -88,32 +81,7 @@ def test_example_shows_the_defaults() -> None:
     assert load_settings(EXAMPLE, {}).masked() == load_settings(None, {}).masked()
 
 
-def test_example_writes_durations_with_units() -> None:
-    """The example shows how durations are written, not what they are in seconds."""
-    example = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
-
-    assert example["worker"]["retry_delays"] == ["5s", "30s", "2m", "10m", "1h"]
-
-
-@pytest.mark.parametrize("key", ["sms_api.base_url", "sms_api.key", "webhook.secrets"])
-def test_example_says_what_is_required(key: str) -> None:
-    """The comment of a required key, which has no default, names the role that requires it."""
-    comments, _ = comments_of(EXAMPLE.read_text(encoding="utf-8"))
-
-    assert re.search("The (worker|receiver) requires ", comments[key])
-
-
 # --- Sections and keys ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("key", ["webhook.queue", "sms_api.idempotency_header"])
-@pytest.mark.parametrize("source", ["file", "environment"])
-def test_null_turns_off(load: Load, key: str, source: str) -> None:
-    """What has a default and can be turned off is turned off by null, from either source."""
-    in_file = nested(key, None) if source == "file" else ""
-    environ = {} if source == "file" else {env_name(key): "null"}
-
-    assert value_at(load(in_file, **environ).masked(), key) is None
 
 
 @pytest.mark.parametrize(
@@ -148,7 +116,6 @@ def test_equal_texts_have_a_window(faults: Faults) -> None:
 @pytest.mark.parametrize(
     ("worker", "expected"),
     [
-        ({}, "sms.outbound.urgent"),
         ({"queue": "a"}, "a.urgent"),
         ({"queue": "a", "urgent_queue": "b"}, "b"),
         ({"urgent_queue": None}, None),
@@ -161,7 +128,7 @@ def test_the_urgent_queue_follows_the_main_one(
     assert WorkerSettings.model_validate(worker).urgent_queue == expected
 
 
-@pytest.mark.parametrize("name", ["a", "a.dead", "a.retry.5s", "a.paused"])
+@pytest.mark.parametrize("name", ["a.dead", "a.retry.5s", "a.paused"])
 def test_the_urgent_queue_is_another_one(faults: Faults, name: str) -> None:
     """One that the worker uses for something else is refused."""
     (fault,) = faults({"worker": {"queue": "a", "urgent_queue": name}})
@@ -169,19 +136,12 @@ def test_the_urgent_queue_is_another_one(faults: Faults, name: str) -> None:
     assert "urgent_queue: must differ from the worker's other queues" in fault
 
 
-@pytest.mark.parametrize("key", ["worker.queue", "webhook.queue"])
-def test_requests_and_events_have_a_queue_each(faults: Faults, key: str) -> None:
+def test_requests_and_events_have_a_queue_each(faults: Faults, load: Load) -> None:
     """One queue for both is refused: the worker would take the events for requests."""
-    other = {"worker.queue": "sms.inbound", "webhook.queue": "sms.outbound"}[key]
-    (fault,) = faults(nested(key, other))
-
-    assert fault.startswith("worker.queue: must differ from webhook.queue, ")
-
-
-def test_a_worker_may_have_the_events_name_when_there_is_no_queue_for_events(load: Load) -> None:
-    """Without a queue for events, the worker's may have any name."""
+    (fault,) = faults("worker: {queue: sms.inbound}")
     loaded = load("worker: {queue: sms.inbound}\nwebhook: {queue: null}")
 
+    assert fault.startswith("worker.queue: must differ from webhook.queue, ")
     assert loaded.worker.queue == "sms.inbound"
 
 
@@ -199,10 +159,8 @@ SECRETS: dict[str, dict[str, Any]] = {
 
 VIEWS: dict[str, Callable[[Settings], object]] = {
     "repr": repr,
-    "str": str,
     "format": lambda s: f"{s} {s.rabbitmq} {s.sms_api!r} {s.webhook}",
     "model_dump": lambda s: s.model_dump(),
-    "model_dump json mode": lambda s: s.model_dump(mode="json"),
     "model_dump_json": lambda s: s.model_dump_json(),
     "masked": lambda s: s.masked(),
     "masked as YAML": lambda s: yaml.safe_dump(s.masked()),
@@ -210,9 +168,8 @@ VIEWS: dict[str, Callable[[Settings], object]] = {
 
 
 @pytest.mark.parametrize("secret", SECRETS)
-@pytest.mark.parametrize("view", VIEWS)
-def test_secret_is_masked(load: Load, secret: str, view: str) -> None:
+def test_secret_is_masked(load: Load, secret: str) -> None:
     """No way to show the settings shows a secret."""
-    shown = str(VIEWS[view](load(SECRETS[secret])))
+    loaded = load(SECRETS[secret])
 
-    assert CANARY not in shown
+    assert [name for name, view in VIEWS.items() if CANARY in str(view(loaded))] == []

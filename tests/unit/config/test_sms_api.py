@@ -150,13 +150,6 @@ def test_constant_header_that_would_break_the_request(faults: Faults, value: str
             {"request": {"headers": {"authorization": "x"}}},
             "headers has the header of sms_api.auth",
         ),
-        (
-            {
-                "auth": {"scheme": "header", "header": "X-Key"},
-                "request": {"headers": {"x-key": "x"}},
-            },
-            "headers has the header of sms_api.auth",
-        ),
         ({"request": {"headers": {"idempotency-key": "x"}}}, "names a header of sms_api.request"),
         ({"request": {"headers": {"X-A": "1", "x-a": "2"}}}, "has a header twice"),
         ({"request": {"headers": {"a b": "1"}}}, "is not an HTTP header name"),
@@ -187,11 +180,8 @@ def test_constant_header_in_place_of_a_login(load: Load) -> None:
         ({}, "header:Idempotency-Key", "Idempotency-Key"),
         ({"idempotency_header": "X-Key"}, "header:X-Key", "X-Key"),
         ({"idempotency_header": None}, "none", None),
-        ({"idempotency": "header:X-Key"}, "header:X-Key", "X-Key"),
         ({"idempotency": "field:/id"}, "field:/id", None),
         ({"preset": "twilio"}, "none", None),
-        ({"preset": "twilio", "idempotency_header": "Idempotency-Key"}, "none", None),
-        ({"preset": "twilio", "idempotency_header": "X-Key"}, "header:X-Key", "X-Key"),
         ({"preset": "android-sms-gateway"}, "field:/id", None),
         ({"preset": "android-sms-gateway", "idempotency_header": None}, "field:/id", None),
     ],
@@ -211,10 +201,7 @@ def test_idempotency(
         ({}, None, "retry"),
         ({}, "park", "park"),
         ({"preset": "twilio"}, None, "park"),
-        ({"preset": "twilio"}, "retry", "retry"),
         ({"preset": "telnyx"}, None, "retry"),
-        ({"idempotency": "none"}, None, "park"),
-        ({"idempotency_header": None}, None, "park"),
         ({"preset": "twilio", "idempotency": "field:/Key"}, None, "retry"),
     ],
 )
@@ -250,13 +237,10 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"/to": {"x": "{to}"}, "/text": "{text}"}, "/to: must be text or a number, or a list"),
     ({"/to": None, "/text": "{text}"}, "/to: must be text or a number, or a list of them"),
     ({"/to": "{to}", "/text": "{txt}"}, "/text: holds an unknown placeholder; did you mean text?"),
-    ({"/to": "{to}", "/text": "{qqq}"}, "/text: holds an unknown placeholder; there are {to} {fr"),
-    ({"/to": "{to}", "/text": "{text!r}"}, "/text: holds an unknown placeholder"),
     ({"/to": "{to}", "/text": "{text"}, "/text: holds a { or } that belongs to no placeholder"),
     ({"/to": "{to:5}", "/text": "{text}"}, "/to: holds {to:...}; nothing can stand behind its"),
     ({"/to": "{to}", "/text": "{text}{key:9}"}, "/text: {key:N} needs a length N from 20 to"),
     ({"/to": "{to}", "/text": "{text}{encoding:a}"}, "/text: holds {encoding:...} without two"),
-    ({"/to": "{to}"}, "no field holds {text}; say where the service wants it"),
     ({"/text": "{text}"}, "no field holds {to}; say where the service wants it"),
 ]
 
@@ -273,7 +257,6 @@ def test_fields_that_cannot_work(faults: Faults, given: dict[str, Any], told: st
     ("given", "told"),
     [
         ({"/a": "{to}", "/a/b": "{text}"}, "/a/b: conflicts with the place of another field"),
-        ({"/a/0": "{to}", "/a/2": "{text}"}, "the members of a list must be numbered 0, 1, ..."),
         ({"/a/0": "{to}", "/a/b": "{text}"}, "the members of a list must be numbered 0, 1, ..."),
     ],
 )
@@ -291,13 +274,11 @@ def test_fields_in_each_others_way(faults: Faults, given: dict[str, Any], told: 
         ({"preset": "x"}, "sms_api.preset: is unknown; there are generic, twilio, "),
         ({"preset": ["twilio"]}, "sms_api.preset: is unknown; there are generic, "),
         ({"path": "v1"}, "sms_api.path: must start with / and contain no space"),
-        ({"path": "/a#b"}, "sms_api.path: must start with / and contain no space"),
         ({"path": "/{accounts}"}, "sms_api.path: must start with / and contain no space"),
         ({"auth": {"header": "a b"}}, "sms_api.auth.header: is not an HTTP header name"),
         ({"auth": {"scheme": "digest"}}, "sms_api.auth.scheme: must be 'bearer', 'basic'"),
         ({"auth": {"prefix": "ü"}}, "sms_api.auth.prefix: must be at most 64 visible ASCII"),
         ({"idempotency": "X-Key"}, "sms_api.idempotency: must be none, header: and its name"),
-        ({"idempotency": "header:a b"}, "sms_api.idempotency: must be none, header: and its"),
         ({"idempotency": "field:id"}, "sms_api.idempotency: must be none, header: and its"),
         ({"idempotency": "field:/to"}, "sms_api.idempotency: request.fields has /to without {key}"),
         ({"idempotency": "field:/to/x"}, "sms_api.idempotency: /to/x: conflicts with the place"),
@@ -335,14 +316,14 @@ def test_fields_in_each_others_way(faults: Faults, given: dict[str, Any], told: 
                 {"response": {"accepted": {"statuses": [status]}}},
                 "sms_api.response.accepted.statuses.0: must be a status like 202, or 2xx for all",
             )
-            for status in ("20x", "4xx", 409, "1xx", 302, "xxx", "2x", 2000)
+            for status in ("20x", "4xx", 302, 2000)
         ),
         *(
             (
                 {"response": {"duplicate": {"status": status}}},
                 f"sms_api.response.duplicate: status {status} alone is ambiguous, and messages",
             )
-            for status in (200, 302, 401, 402, 403, 404, 429, 500)
+            for status in (200, 404, 429, 500)
         ),
         (
             {"response": {"duplicate": {"code": "1"}, "errors": {"1": "refused"}}},
@@ -366,9 +347,8 @@ def test_fields_in_each_others_way(faults: Faults, given: dict[str, Any], told: 
                 f"sms_api.{key}: 1: cannot lead into plain text; write /0 for its first word",
             )
             for key in ("message_id_pointers", "error_code_pointers")
-            for pointer in ("/id", "/*", "/100", "/1/0", "/01", "/1#")
+            for pointer in ("/id", "/100", "/01", "/1#")
         ),
-        ({"error_code_pointers": ["code"]}, "sms_api.error_code_pointers.0: must be a JSON poi"),
         ({"error_code_pointers": ["/a~b"]}, "sms_api.error_code_pointers.0: must be a JSON poi"),
         *(
             (values, f"sms_api.{key}: contains * more than once, but only one is allowed")
@@ -383,7 +363,7 @@ def test_fields_in_each_others_way(faults: Faults, given: dict[str, Any], told: 
         ),
         *(
             ({"idempotency": f"field:{pointer}"}, "sms_api.idempotency: contains * or ends in #")
-            for pointer in ("/*", "/a/*/b", "/a#")
+            for pointer in ("/*", "/a#")
         ),
         *(
             (
@@ -401,17 +381,15 @@ def test_key_that_cannot_work(faults: Faults, values: dict[str, Any], told: str)
     assert fault.startswith(told)
 
 
-TAKEN = ("Host", "content-length", "Transfer-Encoding", "Content-Type", "CONNECTION", "traceparent")
-
-
-@pytest.mark.parametrize("header", TAKEN)
 @pytest.mark.parametrize(
-    ("key", "values"),
+    ("key", "values", "header"),
     [
-        ("auth.header", {"auth": {"scheme": "header", "header": "{}"}}),
-        ("idempotency", {"idempotency": "header:{}"}),
-        ("idempotency_header", {"idempotency_header": "{}"}),
-        ("request.headers.{}", {"request": {"headers": {"{}": "x"}}}),
+        ("auth.header", {"auth": {"scheme": "header", "header": "{}"}}, "Host"),
+        ("auth.header", {"auth": {"scheme": "header", "header": "{}"}}, "content-length"),
+        ("idempotency", {"idempotency": "header:{}"}, "Transfer-Encoding"),
+        ("idempotency", {"idempotency": "header:{}"}, "CONNECTION"),
+        ("idempotency_header", {"idempotency_header": "{}"}, "Content-Type"),
+        ("request.headers.{}", {"request": {"headers": {"{}": "x"}}}, "traceparent"),
     ],
 )
 def test_header_that_is_not_free(
@@ -441,13 +419,6 @@ def test_one_header_for_two_things(faults: Faults, values: dict[str, Any]) -> No
     assert (
         fault == "sms_api.idempotency: names the header of sms_api.auth; name another one, or none"
     )
-
-
-def test_header_that_no_login_uses_is_free(load: Load) -> None:
-    """Without a login there is no header of it in the way."""
-    mine = api(load, idempotency="header:Authorization", auth={"scheme": "none"})
-
-    assert mine.idempotency_header == "Authorization"
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,12 @@ def test_slash_after_the_base_url_is_dropped(load: Load) -> None:
         ("tracing.otlp_endpoint", "; a token goes in OTEL_EXPORTER_OTLP_HEADERS"),
     ],
 )
-@pytest.mark.parametrize("user", [f"u:{CANARY}@", f"{CANARY}@", f":{CANARY}@", ":@"])
-def test_user_in_a_url_is_refused(faults: Faults, key: str, remedy: str, user: str) -> None:
+def test_user_in_a_url_is_refused(faults: Faults, key: str, remedy: str) -> None:
     """A base URL with user info would replace the API key, so it is refused."""
-    (fault,) = faults(nested(key, f"https://{user}api.example.com"))
+    for user in (f"u:{CANARY}@", f"{CANARY}@", f":{CANARY}@", ":@"):
+        told = faults(nested(key, f"https://{user}api.example.com"))
 
-    assert fault == f"{key}: must not hold a user or password{remedy}"
+        assert told == (f"{key}: must not hold a user or password{remedy}",)
 
 
 def test_certificates_of_the_broker_are_always_checked(faults: Faults) -> None:

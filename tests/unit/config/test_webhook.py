@@ -47,7 +47,6 @@ def test_preset_can_be_loaded(load: Load, preset: Preset) -> None:
     ("values", "served"),
     [
         ({}, {"webhook": "/webhooks"}),
-        ({"path": "/a"}, {"webhook": "/a"}),
         ({"endpoints": [OTHER]}, {"webhook.endpoints.0": "/other"}),
         (
             {"secrets": ["s"], "endpoints": [OTHER]},
@@ -62,7 +61,7 @@ def test_preset_can_be_loaded(load: Load, preset: Preset) -> None:
             },
         ),
     ],
-    ids=["none", "path", "others", "secrets", "secret-files"],
+    ids=["none", "others", "secrets", "secret-files"],
 )
 def test_the_default_endpoint_is_served_with_secrets_or_alone(
     load: Load, values: dict[str, Any], served: dict[str, str]
@@ -159,12 +158,11 @@ def test_another_scheme_takes_nothing_of_the_presets(load: Load) -> None:
     ("signature", "is_known"),
     [
         ({}, False),
-        ({"signature": None}, False),
         ({"signature": {"preset": "plain"}}, True),
         ({"signature": '{"preset": "plain"}'}, True),
         ({"signature": {"header": "X-Proxy"}}, True),
     ],
-    ids=["nothing", "null", "preset", "json", "knob"],
+    ids=["nothing", "preset", "json", "knob"],
 )
 def test_a_signature_is_known_when_somebody_says_it(
     load: Load, signature: dict[str, Any], *, is_known: bool
@@ -182,7 +180,6 @@ def test_a_signature_is_known_when_somebody_says_it(
     ("values", "fault"),
     [
         ({"endpoints": {}}, "webhook.endpoints: must be a list"),
-        ({"endpoints": ["a"]}, "webhook.endpoints.0: must hold keys"),
         ({"endpoints": [{}]}, "webhook.endpoints.0.path: is missing; write it"),
         ({"endpoints": [OTHER, {"path": "other"}]}, "webhook.endpoints.1.path: must begin with /"),
         (
@@ -206,10 +203,6 @@ def test_a_signature_is_known_when_somebody_says_it(
             f"webhook.endpoints: must have at most {MAX_ENDPOINTS} in its list",
         ),
         (
-            {"endpoints": [OTHER | {"secrets": []}]},
-            "webhook.endpoints.0.secrets: must have at least 1 in its list",
-        ),
-        (
             {"endpoints": [OTHER | {"preset": "telnix"}]},
             "webhook.endpoints.0.preset: is unknown; did you mean telnyx?",
         ),
@@ -219,10 +212,6 @@ def test_a_signature_is_known_when_somebody_says_it(
         ),
         (
             {"event_type_pointers": ["type"]},
-            "webhook.event_type_pointers.0: must be a JSON pointer",
-        ),
-        (
-            {"event_type_pointers": ["/a~b"]},
             "webhook.event_type_pointers.0: must be a JSON pointer",
         ),
         (
@@ -255,7 +244,6 @@ def test_what_cannot_work_is_told_by_its_key(
         ),
         ("https://sms.example.com/a?b=1", "webhook.public_url: must not contain a query; "),
         ("https://exämple.com/webhooks", "webhook.public_url: must be ASCII, percent-encoded as "),
-        ("https://sms.example.com/a b", "webhook.public_url: must be ASCII, percent-encoded as "),
     ],
 )
 def test_what_a_public_url_may_not_hold(faults: Faults, url: str, told: str) -> None:
@@ -270,9 +258,7 @@ def test_what_a_public_url_may_not_hold(faults: Faults, url: str, told: str) -> 
     [
         ("twilio", (200, "text/xml", "<Response/>", 401, 10)),
         ("vonage", (200, None, "", 503, None)),
-        ("sinch", (200, None, "", 503, None)),
         ("telnyx", (200, None, "", 401, 1.8)),
-        ("plivo", (200, None, "", 401, 6)),
         ("generic", (200, None, "", 401, None)),
     ],
 )
@@ -293,10 +279,8 @@ def test_what_each_service_wants_as_answer(preset: str, expected: object) -> Non
 @pytest.mark.parametrize(
     ("default", "of_default", "of_others"),
     [
-        ({"preset": "twilio"}, 10, 2.5),
         ({"preset": "telnyx"}, 1.8, 2.5),
         ({"preset": "twilio", "response_timeout_seconds": 4}, 4, 4),
-        ({"preset": "vonage"}, 2.5, 2.5),
         ({"response_timeout_seconds": 4}, 4, 4),
     ],
 )

@@ -4,10 +4,8 @@ import asyncio
 import contextlib
 import errno
 import os
-import signal
 import socket
 import time
-from typing import Any
 
 import pytest
 
@@ -36,8 +34,8 @@ from tests.unit.http.raw import (
 
 @pytest.mark.parametrize(
     ("cut", "is_early"),
-    [(0, True), (10, True), (-1, True), (-1, False)],
-    ids=["fresh", "in the header", "in the body", "right after"],
+    [(10, True), (-1, True), (-1, False)],
+    ids=["in the header", "in the body", "right after"],
 )
 async def test_stall_makes_nobody_late(served: Served, cut: int, *, is_early: bool) -> None:
     """What comes while we stand still, or right after, is in time: we were not there to read it."""
@@ -105,8 +103,8 @@ def test_port_that_is_not_allowed_names_the_setting(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize(
     "host",
-    ["192.0.2.1", "no-such-host.invalid", "127..0.1", "::zz", "a" * 64],
-    ids=["not ours", "unknown", "empty label", "malformed", "long label"],
+    ["192.0.2.1", "no-such-host.invalid", "127..0.1"],
+    ids=["not ours", "unknown", "empty label"],
 )
 def test_address_that_cannot_be_had_names_the_setting(host: str) -> None:
     """An address that this machine does not have is told by the setting's name."""
@@ -144,21 +142,6 @@ async def test_every_address_is_every_address() -> None:
         await asyncio.wait_for(running, GUARD_SECONDS)
 
 
-async def test_signals_are_left_alone() -> None:
-    """The handlers of signals are the same before, during and after."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-    def handlers() -> list[Any]:
-        return [signal.getsignal(number) for number in numbers]
-
-    seen = [handlers()]
-    async with listening(App()):
-        seen.append(handlers())
-    seen.append(handlers())
-
-    assert seen == [seen[0]] * 3
-
-
 async def test_accepting_begins_and_ends() -> None:
     """`is_accepting` is true from the start until stop is asked for."""
     listener = listen("127.0.0.1", 0)
@@ -193,20 +176,6 @@ async def until_refused(port: int) -> None:
                 _, writer = await asyncio.open_connection("127.0.0.1", port)
                 writer.transport.abort()
                 await asyncio.sleep(0.01)
-
-
-async def test_last_answer_says_that_the_connection_closes() -> None:
-    """After stop the client is told, and made, to leave."""
-    app = App()
-    async with listening(app) as listener, connected(listener.port) as client:
-        client.writer.write(GET.replace(b"/ ", b"/wait "))
-        await until(lambda: app.paths)
-        listener.stop()
-        await until_refused(listener.port)
-        app.go.set()
-        answer = await client.rest()
-
-        assert b"connection: close" in answer.lower()
 
 
 @pytest.mark.parametrize("data", [b"", HALF_HEADER, GET], ids=["silent", "half", "idle"])

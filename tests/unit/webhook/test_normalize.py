@@ -104,17 +104,6 @@ def test_each_preset_documents_every_type(preset: Preset) -> None:
     assert types >= {"message.received", "receipt.delivered", "receipt.failed", "receipt.pending"}
 
 
-def test_two_services_say_the_same() -> None:
-    """A subscriber need not know which service has sent an event."""
-    twilio = {"MessageSid": "m-1", "From": "+447700900001", "To": "+447700900002", "Body": "YES"}
-    vonage = {"message_uuid": "m-1", "from": "447700900001", "to": "447700900002", "text": "YES"}
-
-    events = [one("twilio", twilio, FORM), one("vonage", vonage)]
-
-    assert events[0]["data"] == events[1]["data"]
-    assert {event["type"] for event in events} == {"message.received"}
-
-
 # --- Parts ----------------------------------------------------------------------------------------
 
 
@@ -122,10 +111,8 @@ def test_two_services_say_the_same() -> None:
     ("preset", "given", "shown"),
     [
         ("vonage", "447700900001", "+447700900001"),
-        ("vonage", "+447700900001", "+447700900001"),
         pytest.param("vonage", 447700900001, "+447700900001", id="a number in JSON"),
         ("vonage", "72727", "72727"),
-        ("vonage", "7272727", "7272727"),
         ("vonage", "Acme", "Acme"),
         ("vonage", "07700900001", "07700900001"),
         ("vonage", "1" * 16, "1" * 16),
@@ -283,14 +270,10 @@ def test_the_id_of_the_signature_comes_first() -> None:
     ("preset", "body", "content_type", "kind"),
     [
         ("twilio", b"", None, "unparsed"),
-        ("twilio", b"", FORM, "unparsed"),
-        ("twilio", b"a=b", FORM, "unparsed"),
         ("twilio", b"a=b", "text/plain", "unparsed"),
         ("twilio", b"From=%2B12025550101", FORM, "unparsed"),
         ("twilio", b"Body=YES", FORM, "unparsed"),
-        ("twilio", b"MessageStatus=", FORM, "unparsed"),
         ("twilio", b"MessageSid=SM1&MessageStatus=pondering", FORM, "pondering"),
-        ("vonage", b"[]", JSON, "unparsed"),
         ("vonage", b"{}", JSON, "unparsed"),
         ("vonage", b'{"from": true, "text": "YES"}', JSON, "unparsed"),
         ("vonage", b'{"from": "Acme", "text": 7}', JSON, "unparsed"),
@@ -299,7 +282,6 @@ def test_the_id_of_the_signature_comes_first() -> None:
         ("telnyx", b'{"data": {"event_type": "call.hangup"}}', JSON, "call.hangup"),
         ("android-sms-gateway", b'{"event": "sms:data-received"}', JSON, "sms.data-received"),
         ("sinch", b'{"type": "mo_binary", "from": "1", "body": "AA"}', JSON, "mo_binary"),
-        ("infobip", b'{"results": []}', JSON, "unparsed"),
         ("infobip", b'{"results": {}}', JSON, "unparsed"),
         ("infobip", b'{"results": [7]}', JSON, "unparsed"),
         ("infobip", b'{"results": [{"status": {"groupName": "NEW"}}]}', JSON, "NEW"),
@@ -318,7 +300,6 @@ def test_other_webhooks_keep_their_type_or_are_unparsed(
     assert raw_of(shown) == body
 
 
-@pytest.mark.parametrize("kind", NORMALIZED_TYPES)
 @pytest.mark.parametrize(
     ("preset", "body"),
     [
@@ -328,9 +309,9 @@ def test_other_webhooks_keep_their_type_or_are_unparsed(
         ("infobip", {"results": [{"status": {"groupName": "{kind}"}}]}),
     ],
 )
-def test_a_service_does_not_name_a_type_of_ours(preset: Preset, body: object, kind: str) -> None:
+def test_a_service_does_not_name_a_type_of_ours(preset: Preset, body: object) -> None:
     """Events of these types have the members that subscribers rely on."""
-    for word in (kind, kind.replace(".", ":")):
+    for word in [*NORMALIZED_TYPES, *(kind.replace(".", ":") for kind in NORMALIZED_TYPES)]:
         written = json.dumps(body).replace("{kind}", word).encode()
         event = one(preset, written)
 

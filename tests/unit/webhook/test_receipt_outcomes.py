@@ -226,26 +226,6 @@ async def test_what_people_write_is_no_receipt() -> None:
     assert (line.store.of(OUTCOMES), line.reports()) == ([], {})
 
 
-@pytest.mark.parametrize("reference", [None, 7.5, ["order-1"], NUMBER, NUMBER[1:], "two words"])
-async def test_a_reference_that_is_no_id_is_left_out(reference: object) -> None:
-    """A receipt that knows no id of ours is told with the provider's."""
-    line = make_line()
-
-    await line.post(receipt(reference=reference))
-
-    assert headers_of(line)["message-id"] is None
-    assert line.store.outcomes() == [("delivered", None, "p-1")]
-
-
-async def test_a_receipt_that_knows_no_id_is_told() -> None:
-    """It says that something was delivered, and of the body there is more on the other exchange."""
-    line = make_line()
-
-    await line.post({"status": "delivered"})
-
-    assert line.store.outcomes() == [("delivered", None, None)]
-
-
 async def test_no_number_is_told_or_logged(ears: Ears) -> None:
     """Neither outcome events nor headers nor the log hold a number that a receipt holds."""
     line = make_line()

@@ -37,7 +37,7 @@ from tests.ears import Ears
 from tests.unit.webhook.publications import GUARD_SECONDS, PUBLISHED, Gate, answer_of, write
 
 SECRET = "a-webhook-secret"
-REMEMBERED = 1000
+REMEMBERED = 400
 PUBLIC_URL = "https://example.com/webhooks"
 # One for all, because to make them takes longer than to use them.
 METRICS = WebhookMetrics(

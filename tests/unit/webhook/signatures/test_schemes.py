@@ -63,10 +63,6 @@ CONTRADICTIONS = {
         {"preset": "vonage", "algorithm": "sha1"},
         "algorithm: a token is signed with",
     ),
-    "token by a public key": (
-        {"preset": "vonage", "algorithm": "ed25519"},
-        "algorithm: a token is signed with",
-    ),
     "token with another claim": (
         {"preset": "vonage", "timestamp_from": "exp"},
         "timestamp_from: must be iat or nbf",
@@ -81,7 +77,6 @@ CONTRADICTIONS = {
         "signed_content: must be {body} or {url}{body} for a jwt",
     ),
     "unknown placeholder": ({"signed_content": "{body}{salt}"}, "signed_content: holds a brace"),
-    "open brace": ({"signed_content": "{body}{"}, "signed_content: holds a brace"),
     "id against the body": (
         {"signed_content": "{id}{body}", "id_header": "X-Id"},
         "signed_content: needs a fixed character between {id}",
@@ -102,16 +97,8 @@ CONTRADICTIONS = {
         {"preset": "slack", "timestamp_from": "ts"},
         "timestamp_from: is a kv key",
     ),
-    "one header for two": (
-        {"id_header": "x-service-signature"},
-        "header: signature, id, nonce and timestamp must",
-    ),
     "one header for signature and time": (
         {"preset": "slack", "timestamp_from": "x-slack-signature"},
-        "header: signature, id, nonce and timestamp must",
-    ),
-    "one header for id and time": (
-        {"preset": "standard-webhooks", "timestamp_from": "Webhook-Id"},
         "header: signature, id, nonce and timestamp must",
     ),
     "another prefix": (
@@ -165,13 +152,7 @@ SECRETS = {
     "base64": ("base64", "dGVzdF9zZWNyZXRfa2V5", KEY),
     "whsec": ("whsec", "whsec_dGVzdF9zZWNyZXRfa2V5", KEY),
     "whsec without padding": ("whsec", "whsec_dGVzdF9zZWNyZXRfa2V5MQ", KEY + b"1"),
-    "whsec with one sign of padding missing": (
-        "whsec",
-        "whsec_dGVzdF9zZWNyZXRfa2V5MTI",
-        KEY + b"12",
-    ),
     "whsec without its prefix": ("whsec", "dGVzdF9zZWNyZXRfa2V5", KEY),
-    "utf8 that looks like whsec": ("utf8", "whsec_dGVz", b"whsec_dGVz"),
 }
 
 
@@ -183,15 +164,11 @@ def test_secrets_are_decoded(encoding: Any, secret: str, key: bytes) -> None:
 
 BAD_SECRETS = {
     "empty": ("utf8", ""),
-    "blank": ("utf8", "  \n"),
     "lone surrogate": ("utf8", "hush\ud800"),
     "nothing behind whsec_": ("whsec", "whsec_"),
-    "whsec that was cut": ("whsec", "whsec_hush5"),
     "whsec with garbage": ("whsec", "whsec_hush!!!!"),
     "odd hex": ("hex", "hush5"),
-    "hex with spaces": ("hex", "aa bb"),
     "base64 with garbage": ("base64", "hush!!!!"),
-    "base64 with a line break": ("base64", "aHVz\n"),
     "base64 without padding": ("base64", "aHVzaA"),
     "base64 that is not ASCII": ("base64", "hushé"),
 }

@@ -1,7 +1,6 @@
 """Signatures: published vectors, every rule of verification, and what no forger may do."""
 
 import base64
-import hashlib
 import hmac
 from collections.abc import Iterator
 from contextlib import suppress
@@ -21,7 +20,6 @@ from bridge.webhook.signatures.verify import Signed, Verified, sign, verify
 KEY = b"test_secret_key"
 NOW = 1700000000.0
 BODY = '{"type":"message.received","data":{"from":"+12025550101","text":"héllo"}}'.encode()
-BODY_SHA256 = "9dfebb3e2cd8ae59c2aa884801c5d89a5c14adf317537fbcf5f854a9ed9d220d"
 MAC_HEX = "48986fd1755d79fa9267ecbad43406c3429223910397532cc25b51d22aa125b7"
 MAC_BASE64 = "SJhv0XVdefqSZ+y61DQGw0KSI5EDl1MswltR0iqhJbc="
 STRIPE_HEX = "163088a1346e59f7f70935430bfd610d40996981339b12e1e98e81db9ba20017"
@@ -220,11 +218,6 @@ def test_sign_writes_what_the_services_write(name: str) -> None:
     assert set(headers) <= set(send(scheme).headers)
 
 
-def test_own_vectors_are_over_the_same_body() -> None:
-    """The body of our own vectors is the one that they were computed over."""
-    assert hashlib.sha256(BODY).hexdigest() == BODY_SHA256
-
-
 # --- Round trip ----------------------------------------------------------------------------------
 
 
@@ -273,11 +266,7 @@ def test_sign_adds_the_body_digest_to_the_query_that_is_there() -> None:
         (("X-Twilio-Signature", "a9nBmqA0ju/hNViExpshrM61xv4="),),
         b"foo=1&bar=2&bodySHA256=" + TWILIO_SHA256,
     )
-
-
-def test_an_address_without_a_query_gets_the_digest_alone() -> None:
-    """The body's SHA-256 is all of the query where there was none."""
-    assert send(TWILIO).query == b"bodySHA256=" + BODY_SHA256.encode()
+    assert send(TWILIO).query == b"bodySHA256=" + SHA
 
 
 def test_an_address_has_no_query_unless_it_is_given() -> None:
@@ -299,20 +288,13 @@ def test_sign_refuses_an_id_that_verify_would_refuse() -> None:
 
 
 @each_scheme
-def test_no_signature_is_missing(scheme: Scheme) -> None:
-    """Without the signature's header a request is refused as `missing`."""
+def test_the_signature_is_needed_exactly_once(scheme: Scheme) -> None:
+    """No signature is `missing`; two are refused, even when both are right."""
     signed = send(scheme)
+    first = next(header for header in signed.headers if header[0] == scheme.header)
     others = [header for header in signed.headers if header[0] != scheme.header]
 
     assert fault(scheme, *others, query=signed.query) == "missing"
-
-
-@each_scheme
-def test_signature_twice_is_malformed(scheme: Scheme) -> None:
-    """The signature's header twice is refused, even when both are right."""
-    signed = send(scheme)
-    first = next(header for header in signed.headers if header[0] == scheme.header)
-
     assert fault(scheme, *signed.headers, first, query=signed.query) == "malformed"
 
 
@@ -321,21 +303,16 @@ MALFORMED = {
     "not ASCII": "é" * 32,
     "fullwidth digits": "\uff11" * 64,
     "hex too short": MAC_HEX[:-2],
-    "hex too long": MAC_HEX + "00",
-    "odd hex": MAC_HEX[:-1],
     "space in hex": MAC_HEX[:10] + " " + MAC_HEX[10:],
     "0x": "0x" + MAC_HEX[2:],
     "no padding": MAC_BASE64[:-1],
     "too much padding": MAC_BASE64 + "=",
     "garbage after base64": MAC_BASE64 + "!!!!",
     "unused bits set": MAC_BASE64[:-2] + "1=",
-    "two in one": f"{MAC_HEX}, {MAC_HEX}",
     "another algorithm's prefix": f"sha512={MAC_HEX}",
-    "prefix twice": f"sha256=sha256={MAC_HEX}",
     "another algorithm's digest": mac(BODY, "sha512"),
     "zero byte": MAC_HEX[:-1] + "\0",
     "a letter before": f"X{MAC_HEX}",
-    "a letter behind": f"{MAC_HEX}X",
     "a form feed before": f"\f{MAC_HEX}",
 }
 
@@ -400,13 +377,6 @@ def test_any_key_will_do(index: int) -> None:
 def test_no_fitting_key_is_a_mismatch(keys: tuple[bytes, ...]) -> None:
     """Without the right key a request is refused as `mismatch`."""
     assert fault(PLAIN, plain(MAC_HEX), keys=keys) == "mismatch"
-
-
-def test_one_good_candidate_is_enough() -> None:
-    """During a rotation the sender signs with two keys, and either signature will do."""
-    value = f"t=1700000000,v1={'0' * 64},v1={STRIPE_HEX}"
-
-    assert accepts(STRIPE, stripe(value))
 
 
 def test_everything_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -497,14 +467,11 @@ def test_a_forged_time_is_a_mismatch() -> None:
 TIMES = {
     "nan": "nan",
     "underscore": "1_700_000_000",
-    "sign": "+1700000000",
     "minus": "-1700000000",
-    "fraction": "1700000000.0",
     "exponent": "17e8",
     "14 digits": "17000000000000",
     "leading zero": "01700000000",
     "empty": "",
-    "space inside": "17000 00000",
     "fullwidth": "\uff11" * 10,
 }
 
@@ -537,13 +504,6 @@ def test_time_header_is_needed_exactly_once() -> None:
     assert fault(SLACK, signature, time, time) == "malformed"
 
 
-def test_a_dash_makes_a_time_in_kv_a_header() -> None:
-    """A kv scheme finds its time in the signature under a key, or else in a header with a dash."""
-    headers = [("X-Time", "1700000000"), stripe(f"v1={STRIPE_HEX}")]
-
-    assert accepts(replace(STRIPE, timestamp_from="X-Time"), *headers)
-
-
 def test_milliseconds() -> None:
     """With the unit `ms` the time is told in seconds all the same."""
     scheme = replace(SLACK, timestamp_unit="ms")
@@ -565,20 +525,19 @@ IDS = {
 
 
 @pytest.mark.parametrize("event_id", IDS.values(), ids=IDS.keys())
-def test_a_bad_id_that_is_signed_is_malformed(event_id: str) -> None:
-    """A scheme that signs the id takes 1 to 255 visible ASCII characters."""
+def test_a_bad_id_is_malformed_if_signed_and_else_none(event_id: str) -> None:
+    """An id has 1 to 255 visible ASCII characters.
+
+    An authentic event is not refused for an id that the signature does not cover.
+    """
     content = f"{event_id}.1700000000.".encode() + BODY
     value = base64.b64encode(hmac.digest(KEY, content, "sha256")).decode()
+    headers = [("X-Shopify-Hmac-SHA256", MAC_BASE64), ("X-Shopify-Event-Id", event_id)]
+    longest = sign(STANDARD, KEY, BODY, now=NOW, event_id="m" * 255)
 
     assert fault(STANDARD, *standard(f"v1,{value}", event_id=event_id)) == "malformed"
-
-
-@pytest.mark.parametrize("event_id", IDS.values(), ids=IDS.keys())
-def test_a_bad_id_that_is_not_signed_counts_as_none(event_id: str) -> None:
-    """An authentic event is not refused for an id that the signature does not cover."""
-    headers = [("X-Shopify-Hmac-SHA256", MAC_BASE64), ("X-Shopify-Event-Id", event_id)]
-
     assert check(SCHEMES["shopify"], *headers).event_id is None
+    assert check(STANDARD, *longest.headers).event_id == "m" * 255
 
 
 def test_an_unsigned_id_may_be_absent_but_not_ambiguous() -> None:
@@ -588,13 +547,6 @@ def test_an_unsigned_id_may_be_absent_but_not_ambiguous() -> None:
 
     assert check(SCHEMES["shopify"], signature).event_id is None
     assert check(SCHEMES["shopify"], signature, *ids).event_id is None
-
-
-def test_the_longest_id() -> None:
-    """An id may have 255 characters."""
-    signed = sign(STANDARD, KEY, BODY, now=NOW, event_id="m" * 255)
-
-    assert check(STANDARD, *signed.headers).event_id == "m" * 255
 
 
 def test_a_signed_id_is_needed_exactly_once() -> None:
@@ -660,7 +612,7 @@ def twilio(query: bytes) -> tuple[str, str]:
     return ("X-Twilio-Signature", value)
 
 
-SHA = BODY_SHA256.encode()
+SHA = b"9dfebb3e2cd8ae59c2aa884801c5d89a5c14adf317537fbcf5f854a9ed9d220d"
 QUERIES = {
     "none": (b"a=1", "missing"),
     "twice": (b"bodySHA256=" + SHA + b"&bodySHA256=" + SHA, "malformed"),
@@ -771,18 +723,6 @@ def test_nothing_from_outside_raises_anything_else(
 
     with pytest.raises(InvalidSignatureError):
         verify(scheme, [b"a key that signed none of these"], headers, body, now=NOW, query=query)
-
-
-@given(
-    scheme=st.sampled_from(list(SCHEMES.values())),
-    key=st.binary(min_size=1),
-    body=st.binary(),
-)
-def test_every_body_makes_the_round_trip(scheme: Scheme, key: bytes, body: bytes) -> None:
-    """Any key and any body, JSON or not, can be signed and verified."""
-    signed = send(scheme, key, body)
-
-    assert accepts(scheme, *signed.headers, keys=(key,), body=body, query=signed.query)
 
 
 def with_value(signed: Signed, name: str, value: str) -> Iterator[tuple[str, str]]:
