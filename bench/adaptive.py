@@ -1,8 +1,7 @@
-"""`worker.concurrency: auto` beside fixed values, on an API whose capacity changes meanwhile.
+"""Measures `worker.concurrency: auto` and fixed values, on an API whose capacity changes.
 
-The API answers after a fixed time, works on some requests at once, lets some more wait, and answers
-429 beyond that; it needs hardly any CPU, so that nothing else is measured. Fixed values need no
-time to find anything, `auto` is given time to settle.
+The API answers after a fixed time, handles some requests in parallel, queues some more, and answers
+429 beyond that. It uses little CPU. `auto` gets time to settle, which fixed values do not need.
 """
 
 import asyncio
@@ -22,7 +21,7 @@ from tests.faults.bench import eventually
 LATENCY_SECONDS: Final = 0.2
 FIXED: Final = (5, 10, 20, 50, 100, 200)
 AUTO: Final = "auto"
-# Of each phase for `auto`, and for fixed values: to settle, and measured.
+# Seconds to settle and to measure in each phase, for `auto` and for fixed values.
 AUTO_SECONDS: Final = (15.0, 45.0)
 FIXED_SECONDS: Final = (4.0, 10.0)
 COMEBACK: Final = (AUTO, "50")
@@ -33,13 +32,13 @@ _REASONS: Final = {202: "Accepted", 429: "Too Many Requests", 503: "Service Unav
 
 
 class Capacity(NamedTuple):
-    """How many requests the API works on at once, and how many it lets in, those included."""
+    """Number of requests that the API handles in parallel, and that it accepts in total."""
 
     slots: int
     most: int
 
     def __str__(self) -> str:
-        """Return it as the table shows it."""
+        """Format the capacity for the table."""
         return f"{self.slots} at once, 429 beyond {self.most}"
 
 
@@ -47,7 +46,7 @@ PHASES: Final = (Capacity(20, 40), Capacity(5, 10), Capacity(50, 100), Capacity(
 
 
 class _Connection(asyncio.Protocol):
-    """One connection of the worker, which sends the next request after the answer."""
+    """A connection of the worker, without pipelining."""
 
     def __init__(self, api: "Api") -> None:
         self._api = api
@@ -77,7 +76,7 @@ class _Connection(asyncio.Protocol):
 
 
 class Api:
-    """An SMS API whose capacity can be changed; without one it answers 503 to everything."""
+    """An SMS API with a variable capacity. Without a capacity, it answers 503."""
 
     def __init__(self) -> None:
         self.capacity: Capacity | None = PHASES[0]
@@ -87,7 +86,7 @@ class Api:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[str]:
-        """Serve on a free port; return the address."""
+        """Serve on a free port, and return the address."""
         loop = asyncio.get_running_loop()
         server = await loop.create_server(lambda: _Connection(self), "127.0.0.1", 0)
         try:
@@ -96,7 +95,7 @@ class Api:
             server.close()
 
     def take(self, connection: _Connection) -> None:
-        """Take a request, or refuse it."""
+        """Accept or refuse a request."""
         if self.capacity is None:
             self._answer(connection, 503)
         elif self._busy + len(self._waiting) >= self.capacity.most:
@@ -123,7 +122,7 @@ class Api:
 
 
 def adaptive(rig: Rig, options: Options, tell: Tell) -> list[Row]:
-    """Our worker with each concurrency, once; fewer than 5 rounds measure a part of the time."""
+    """Measure each concurrency once. With fewer than 5 rounds, phases are shorter."""
     share = min(1.0, options.rounds / 5)
     rows = []
     for name in (AUTO, *map(str, FIXED)):
@@ -164,7 +163,7 @@ async def _measure(rig: Rig, name: str, share: float) -> Row:
 async def _working(
     rig: Rig, concurrency: str, api: Api, slot_seconds: float
 ) -> AsyncIterator[None]:
-    """Run a worker on a queue that must not run empty."""
+    """Run a worker on a queue that is kept filled."""
     messages = int(slot_seconds / LATENCY_SECONDS * 1.1) + 1000
     await asyncio.to_thread(rig.queues.make_outbound, messages)
     worker = named(MAIN)
@@ -179,5 +178,5 @@ async def _working(
             if not await asyncio.to_thread(rig.queues.count, OUTBOUND):
                 raise BenchError("the queue has run empty")
         finally:
-            # Its drain needs the API.
+            # The worker's drain needs the API.
             await asyncio.to_thread(stack.close)

@@ -1,6 +1,6 @@
-"""An nginx as the SMS API: takes all, at once or late, over HTTP or HTTPS, and logs each POST.
+"""An nginx as SMS API: accepts everything, at once or late, over HTTP or HTTPS, and logs each POST.
 
-It answers as the presets `generic`, `telnyx`, `twilio` and `vonage-sms` have it.
+It answers like the services of the presets `generic`, `telnyx`, `twilio` and `vonage-sms`.
 """
 
 import http.client
@@ -26,8 +26,7 @@ START_SECONDS: Final = 30
 STATUS_SECONDS: Final = 10
 LOG_SECONDS: Final = 10
 
-# The only way in which nginx alone can be slow is that it delays a refusal with 401, and it can
-# turn a refusal into any answer.
+# Without modules, nginx can only delay a refusal with 401, which it can turn into any answer.
 _CONFIGURATION: Final = """\
 daemon off;
 master_process off;
@@ -73,7 +72,7 @@ http {{
 }}
 """
 
-# What the services of the presets `telnyx`, `twilio` and `vonage-sms` answer when they accept.
+# Accepting answers of the services of `telnyx`, `twilio` and `vonage-sms`.
 _SHAPES: Final = f"""\
         location = /v2/messages {{ return 200 '{{"data": {{"id": "$request_id"}}}}\\n'; }}
         location = /2010-04-01/Accounts/{ACCOUNT}/Messages.json {{
@@ -87,9 +86,9 @@ _SHAPES: Final = f"""\
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """One POST that was answered; `at` is when, in unix seconds with milliseconds.
+    """An answered POST. `at` is in Unix seconds, with milliseconds.
 
-    `is_sampled`: its traceparent says that a trace of it is recorded.
+    `is_sampled`: its traceparent has the sampled flag.
     """
 
     at: float
@@ -100,7 +99,7 @@ class Post:
 
 
 class Certificate:
-    """An authority made on the spot, and a server's certificate by it."""
+    """A new certificate authority, and a server certificate from it."""
 
     def __init__(self, folder: Path) -> None:
         self.ca_file = folder / "ca.pem"
@@ -112,7 +111,7 @@ class Certificate:
 
 
 class Api:
-    """One nginx, and what it has seen since it started."""
+    """A running nginx, and its log."""
 
     def __init__(self, folder: Path, guard: Guard, certificate: Certificate) -> None:
         folder.mkdir()
@@ -147,33 +146,33 @@ class Api:
         self._asked = 0
 
     def url(self, kind: Kind) -> str:
-        """Return the address that answers in this way."""
+        """Return the address for this kind of answer."""
         scheme = "https" if kind == "https" else "http"
         host = "localhost" if kind == "https" else "127.0.0.1"
         return f"{scheme}://{host}:{self._ports[kind]}"
 
     def count(self) -> int:
-        """Count the POSTs so far, those that wait for their answer too."""
+        """Count the POSTs so far, including unanswered ones."""
         self._status.request("GET", "/status")
         page = self._status.getresponse().read().decode("ascii")
         self._asked += 1
         found = re.search(r"requests\s+\d+ \d+ (\d+)", page)
         if found is None:
             raise BenchError("nginx's status page cannot be read")
-        # nginx counts our questions, too.
+        # nginx also counts these status requests.
         return int(found[1]) - self._asked
 
     def posts(self, at_least: int, *, seconds: float = LOG_SECONDS) -> list[Post]:
-        """Read the log of answered POSTs, as soon as it has so many.
+        """Wait until the log has this many answered POSTs, and read them.
 
-        Raises BenchError when it has fewer after so many seconds.
+        Raises BenchError after the timeout.
         """
         if not wait_until(lambda: len(self._lines()) >= at_least, seconds=seconds):
             raise BenchError(f"nginx answered {len(self._lines())} POSTs of {at_least}")
         return list(_parse(self._lines()))
 
     def close(self) -> None:
-        """End nginx."""
+        """Stop nginx."""
         self._status.close()
         self._nginx.end(grace_seconds=2)
 
@@ -183,7 +182,7 @@ class Api:
 
 @contextmanager
 def running_api(folder: Path, guard: Guard, certificate: Certificate) -> Iterator[Api]:
-    """Run an nginx of its own in a new folder."""
+    """Run a new nginx in a new folder."""
     api = Api(folder, guard, certificate)
     try:
         yield api
@@ -192,7 +191,7 @@ def running_api(folder: Path, guard: Guard, certificate: Certificate) -> Iterato
 
 
 def find_nginx() -> str:
-    """Find the program, also where a user's PATH does not lead."""
+    """Find nginx, also outside a user's PATH."""
     found = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
     if found is None:
         raise BenchError("No nginx is installed: run `make nginx`.")
@@ -202,6 +201,6 @@ def find_nginx() -> str:
 def _parse(lines: list[str]) -> Iterator[Post]:
     for line in lines:
         at, connection, status, message_id, trace = line.split()
-        # nginx writes - for a header that is not there; the flags come last, in hex.
+        # nginx logs - for a missing header. The flags are the last part, in hex.
         is_sampled = trace != "-" and bool(int(trace.rpartition("-")[2], 16) & 1)
         yield Post(float(at), int(connection), int(status), message_id, is_sampled)

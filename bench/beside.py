@@ -1,7 +1,7 @@
-"""Our worker in several settings at the same time, each with a queue and an API of its own.
+"""Runs the worker with several settings at the same time, each with its own queue and API.
 
-What slows the machine down for a while slows down all of them, so that their ratios are far
-steadier than those of runs one after the other.
+A slowdown of the machine affects all of them, so their ratios vary far less than those of
+consecutive runs.
 """
 
 import time
@@ -29,7 +29,7 @@ ENDPOINT = f"{ENV_PREFIX}TRACING__OTLP_ENDPOINT"
 
 @dataclass
 class CountingReceiver(Receiver):
-    """Counts spans and keeps none."""
+    """Counts spans without keeping them."""
 
     count: int = 0
 
@@ -47,7 +47,7 @@ class CountingReceiver(Receiver):
 def traced_to(
     receiver: CountingReceiver, environ: Mapping[str, str]
 ) -> Iterator[Mapping[str, str]]:
-    """Run the receiver if the worker's environment has a sample ratio, and add its address."""
+    """Run the receiver if the environment has a sample ratio, and add its address."""
     if RATIO not in environ:
         yield environ
         return
@@ -57,7 +57,7 @@ def traced_to(
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one worker showed while all were at work, its exporting thread included."""
+    """Figures of a worker, including its exporter thread, while all workers ran."""
 
     messages: int
     cpu_rate: float
@@ -85,12 +85,12 @@ class _Worker:
 def drain_beside(
     rig: Rig, contestants: Sequence[Contestant], *, in_flight: int, messages: int
 ) -> dict[str, Row]:
-    """Fill a queue for each, start all, and measure from when all are warm until one is done.
+    """Fill all queues, start all workers, and measure from when all are warm until one is done.
 
-    Raises BenchError when a message is not POSTed once, or a span of one does not arrive.
+    Raises BenchError if a message is not POSTed exactly once, or if a span is missing.
     """
     receivers = [CountingReceiver() for _ in contestants]
-    # All before the first worker starts.
+    # Start all receivers before the first worker.
     for one in contestants:
         rig.queues.make_outbound(messages, queue=_queue_of(one))
     with ExitStack() as apis:
@@ -104,7 +104,7 @@ def drain_beside(
                 worker.program.settle()
             peaks = [worker.program.usage().peak_mib for worker in workers]
         rows = {}
-        # The last spans come when a worker ends.
+        # A worker exports its last spans when it ends.
         for worker, receiver, peak in zip(workers, receivers, peaks, strict=True):
             _check(rig, worker, receiver, messages)
             first, last = begun[worker.queue], ended[worker.queue]
@@ -140,7 +140,7 @@ def _queue_of(contestant: Contestant) -> str:
 def _measure(
     workers: Sequence[_Worker], messages: int
 ) -> tuple[dict[str, _Mark], dict[str, _Mark]]:
-    """Return what each had done when all were warm, and when the first was done."""
+    """Return the counts when all workers were warm, and when the first was done."""
     deadline = time.monotonic() + RUN_SECONDS
     begun: dict[str, _Mark] = {}
     ended: dict[str, _Mark] = {}

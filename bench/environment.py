@@ -1,4 +1,4 @@
-"""On what a bench ran: the machine, and every version that may matter."""
+"""Describes the machine and all relevant versions."""
 
 import os
 import platform
@@ -24,7 +24,7 @@ COMMAND_SECONDS: Final = 30
 
 
 def describe(broker: Broker) -> dict[str, str]:
-    """Return names and versions, in the order in which they are to be shown."""
+    """Return names and versions in display order."""
     return dict(_facts(broker))
 
 
@@ -51,7 +51,7 @@ def _facts(broker: Broker) -> Iterator[tuple[str, str]]:
 
 
 def _c_compiler() -> str:
-    """Name the one that a build takes, as it names itself."""
+    """Return the version line of the C compiler that a build uses."""
     command = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
     return _run(shlex.split(command)[0], "--version").partition("\n")[0]
 
@@ -64,7 +64,7 @@ def _module_version(contestant: str, module: str) -> str:
 
 def _commit() -> str:
     name = _run("git", "-C", str(FOLDER), "describe", "--always")
-    # What a bench writes are documents, which it does not measure.
+    # Ignore documents, which benchmarks write.
     changes = _run("git", "-C", str(FOLDER), "status", "--porcelain", "--", ":/", ":/!docs")
     return f"{name}-dirty" if changes else name
 

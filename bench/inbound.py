@@ -1,4 +1,4 @@
-"""Runs of webhook receivers under h2load: all that they take, or an even rate."""
+"""Runs webhook receivers under h2load, at full load or at an even rate."""
 
 import hashlib
 import hmac
@@ -23,7 +23,7 @@ START_SECONDS: Final = 60
 LOAD_SECONDS: Final = 600
 COUNT_SECONDS: Final = 20
 WARM_UP: Final = 0.1
-# It names no event, so that no receiver may take the second one for a repeat of the first.
+# It has no event id, so that no receiver treats the second webhook as a repeat.
 BODY: Final = json.dumps(
     {
         "type": "message.received",
@@ -39,7 +39,7 @@ BODY: Final = json.dumps(
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one run showed. Rates are webhooks per second of the clock or of CPU time."""
+    """Figures of a run. Rates are webhooks per second, or per second of CPU time."""
 
     wall_rate: float
     cpu_rate: float
@@ -49,7 +49,7 @@ class Load:
 def load(rig: Rig, contestant: Contestant, *, webhooks: int) -> Load:
     """Send signed webhooks over 64 connections, as fast as they are answered.
 
-    Raises BenchError when one is not answered 200, or its event is not in the queue.
+    Raises BenchError if an answer is not 200, or if an event is not in the queue.
     """
     with receiving(rig, contestant) as (h2load, program):
         h2load.send(round(webhooks * WARM_UP))
@@ -65,7 +65,7 @@ def load(rig: Rig, contestant: Contestant, *, webhooks: int) -> Load:
 
 @contextmanager
 def receiving(rig: Rig, contestant: Contestant) -> Iterator[tuple["H2load", Program]]:
-    """Run a receiver, and the load for it; at the end the events of all have to be in the queue."""
+    """Run a receiver and its load. At the end, the queue must contain all events."""
     rig.queues.make_inbound()
     port = free_ports(1)[0]
     folder = rig.folder("load")
@@ -79,7 +79,7 @@ def receiving(rig: Rig, contestant: Contestant) -> Iterator[tuple["H2load", Prog
 
 
 class H2load:
-    """The load, by a program in C that no receiver in this race can outrun."""
+    """The load generator, a C program that is faster than every receiver."""
 
     def __init__(self, folder: Path, port: int) -> None:
         found = shutil.which("h2load")
@@ -98,16 +98,16 @@ class H2load:
         ]
 
     def send(self, count: int) -> float:
-        """Send so many, as fast as they are answered; return the rate."""
+        """Send webhooks as fast as they are answered, and return the rate."""
         return self._run(count)
 
     def send_evenly(self, *, per_second: float, seconds: float) -> list[float]:
-        """Send at an even rate; return how many milliseconds each answer took.
+        """Send at an even rate, and return the milliseconds of each answer.
 
-        Each connection sends at its own moments: all at once would be a burst of 64.
+        The connections send at different times, to avoid bursts of 64.
         """
         each_seconds = CONNECTIONS / per_second
-        # h2load knows whole milliseconds.
+        # h2load only supports whole milliseconds.
         stagger = max(1, round(each_seconds / CONNECTIONS * 1000))
         self._log.unlink(missing_ok=True)
         self._run(

@@ -1,7 +1,7 @@
-"""How many instructions the parts of a message or a webhook take, as callgrind counts them.
+"""Counts the instructions of each part of a message's or webhook's path, with callgrind.
 
-Counts do not depend on what else the machine does, and differ by less than a hundredth from run to
-run. What the kernel does for the process is not in them.
+The counts do not depend on the load of the machine, and vary by less than 1 % between runs. They
+exclude the kernel.
 """
 
 import json
@@ -24,12 +24,12 @@ REST: Final = "event loop and the rest"
 
 
 def of_a_message(rig: Rig, _options: Options, tell: Tell) -> list[Row]:
-    """Count the parts of the way of a message, and all of it; raises BenchError if it cannot."""
+    """Count the parts of a message's path, and the whole path. Raise BenchError if that fails."""
     return _count_parts("bench.message_parts", rig, tell)
 
 
 def of_a_webhook(rig: Rig, _options: Options, tell: Tell) -> list[Row]:
-    """Count the parts of the way of a webhook, and all of it; raises BenchError if it cannot."""
+    """Count the parts of a webhook's path, and the whole path. Raise BenchError if that fails."""
     return _count_parts("bench.webhook_parts", rig, tell)
 
 
@@ -49,12 +49,12 @@ def _count_parts(module: str, rig: Rig, tell: Tell) -> list[Row]:
 
 
 def has_valgrind() -> bool:
-    """Say whether there is something to count with."""
+    """Return whether valgrind is installed."""
     return shutil.which("valgrind") is not None
 
 
 def _count(module: str, folder: Path, python: str) -> Mapping[str, float]:
-    """Return the count of each part, of what is left, and of all."""
+    """Return the count of each part, of the rest, and of the whole."""
     if not has_valgrind():
         raise BenchError("No valgrind is installed: install it with apt-get, dnf or brew.")
     folder.mkdir()
@@ -65,8 +65,8 @@ def _count(module: str, folder: Path, python: str) -> Mapping[str, float]:
             *(python, "-m", module),
         ],
         stdout=subprocess.PIPE,
-        # The order in which sets and dictionaries are laid out is the same in each run. What is
-        # installed is found, not what is in the directory.
+        # A fixed hash seed gives every run the same layout of sets and dictionaries. Import the
+        # installed package, not the checkout.
         env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONSAFEPATH": "1"},
         timeout=COUNT_SECONDS,
         check=True,

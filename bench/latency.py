@@ -1,6 +1,6 @@
-"""How long one message takes, at parts of what a contestant can do on this machine.
+"""Measures the latency of single messages, at shares of each contestant's maximum rate.
 
-What it can do is measured first, while it is fed: broker, feeder and API run on the same cores.
+The maximum is measured first, while messages are fed: broker, feeder and API share the cores.
 """
 
 from collections.abc import Callable
@@ -17,22 +17,22 @@ from bridge.sandbox.processes import wait_until
 PERCENTS: Final = (10, 50, 80)
 CAPACITY_SECONDS: Final = 6.0
 EACH_SECONDS: Final = 5.0
-# Webhooks until the rate is known well enough to say how many are sent in some seconds.
+# Webhooks for a first estimate of the rate.
 FIRST_WEBHOOKS: Final = 1_000
-# What comes first is left out.
+# Warm-up, which does not count.
 WARM_UP: Final = 0.1
 # A round takes two to three minutes.
 MAX_ROUNDS: Final = 2
 
 
 def worker_latency(rig: Rig, options: Options, tell: Tell) -> list[Row]:
-    """From publishing to the API's answer, of every worker that is fast enough for a p99."""
+    """Measure from publishing to the API's answer, for workers that are fast enough for a p99."""
     fast = [one for one in present(WORKERS) if one.share == 1]
     return _measure(fast, options, tell, lambda one: _worker_delays(rig, one))
 
 
 def receiver_latency(rig: Rig, options: Options, tell: Tell) -> list[Row]:
-    """From the request to the answer, of every receiver."""
+    """Measure from request to answer, for every receiver."""
     return _measure(present(RECEIVERS), options, tell, lambda one: _receiver_delays(rig, one))
 
 

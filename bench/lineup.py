@@ -1,7 +1,7 @@
-"""Who takes part, and how each is started: the bridge as shipped, and what people use instead.
+"""The contestants, and how each is started: the bridge as shipped, and its alternatives.
 
-Every worker gets the same address, key and number in flight, every receiver the same secret and
-port, from its environment.
+Every worker gets the same address, key and concurrency from its environment, and every receiver the
+same secret and port.
 """
 
 import os
@@ -19,8 +19,7 @@ from bridge.config.presets import Preset
 
 FOLDER: Final = Path(__file__).parent / "contestants"
 BUILT: Final = Path(__file__).parents[1] / ".bench"
-# `make redpanda-connect` puts it there, `make go-contestants` the programs in Go, and
-# `make compiled` the bridge as the image has it.
+# Built by `make redpanda-connect`, `make go-contestants` and `make compiled`.
 REDPANDA: Final = BUILT / "redpanda-connect"
 GO: Final = BUILT / "go"
 COMPILED: Final = BUILT.parent / ".compiled" / "bin" / "python"
@@ -30,10 +29,10 @@ SECRET: Final = "a-webhook-secret-of-the-usual-length"
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """One program. `share` is the part of a run's messages that is enough to measure it.
+    """A program. `share` is the share of a run's messages that is enough to measure it.
 
-    `environ` is its own beside what all get. `has_metrics`: it serves Prometheus on the port that
-    it is given, and is scraped.
+    `environ` is added to the common environment. `has_metrics`: it serves metrics on the given
+    port, and is scraped.
     """
 
     name: str
@@ -46,7 +45,7 @@ class Contestant:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a program is to do in one run."""
+    """The task of a program in a run."""
 
     amqp_url: str
     api_url: str = "http://127.0.0.1:1"
@@ -69,20 +68,20 @@ def _redpanda(configuration: str) -> tuple[str, ...]:
     return (str(REDPANDA), "run", str(FOLDER / "redpanda_connect" / configuration))
 
 
-# What takes longer than a day.
+# Features that take longer than a day to write.
 _WITHOUT: Final = (
     "It has no dead letters, no log of deliveries and no deduplication, and ends when RabbitMQ "
     "goes away"
 )
-# Who runs where only one of ours does: as the image has it, where that could be compiled.
+# The bridge in scenes with a single build of it: compiled if possible, as in the image.
 MAIN: Final = OURS if COMPILED.exists() else PLAIN
-# Who runs where no other Python takes part: the plain one, and with COMPILED=1 the compiled one.
+# The bridge in scenes without other contestants: plain, or compiled with COMPILED=1.
 HERE: Final = OURS if is_compiled() else PLAIN
-# Else Python would take the plain modules in the directory that it is started in.
+# Otherwise, Python would import the plain modules in the working directory.
 COMPILED_ENVIRON: Final = {"PYTHONSAFEPATH": "1"}
 _COMPILED_WORKER: Final = (str(COMPILED), "-m", "bridge", "worker")
 _PLAIN_WORKER: Final = (sys.executable, "-m", "bridge", "worker")
-# What runs a program of ours that is none of the contestants.
+# Runs a program of the repository that is not a contestant.
 PYTHON: Final = str(COMPILED) if MAIN == OURS else sys.executable
 _OUR_WORKER: Final = _COMPILED_WORKER if MAIN == OURS else _PLAIN_WORKER
 
@@ -133,7 +132,7 @@ def _with_preset(preset: Preset, what: str) -> Contestant:
     environ = {
         "SMS_API__PRESET": preset,
         "SMS_API__ACCOUNT": ACCOUNT,
-        # By it the API tells messages apart.
+        # The API identifies messages by this.
         "SMS_API__IDEMPOTENCY": "header:Idempotency-Key",
     }
     return Contestant(
@@ -171,9 +170,9 @@ TRACED: Final = (
 )
 
 
-# `make perf-test` puts it there.
+# Installed by `make perf-test`.
 PERF_TEST: Final = BUILT / "perf-test"
-# To Java's client a URL that ends with the slash names a virtual host without a name.
+# Java's client reads a URL that ends with a slash as an empty virtual host.
 _PERF_TEST_COMMAND: Final = (
     f"exec java -cp '{PERF_TEST}/*' com.rabbitmq.perf.PerfTest --qos 100 --producers 0 "
     '--predeclared --queue "$BENCH_QUEUE" --uri "${BENCH_AMQP_URL}%2f"'
@@ -230,17 +229,17 @@ RECEIVERS: Final = (
 
 
 def present(contestants: tuple[Contestant, ...]) -> list[Contestant]:
-    """Return those that can be started here."""
+    """Return the installed contestants."""
     return [one for one in contestants if Path(one.command[0]).exists()]
 
 
 def named(name: str) -> Contestant:
-    """Return the worker of that name."""
+    """Return the worker with this name."""
     return next(one for one in WORKERS if one.name == name)
 
 
 def environ_for(task: Task, metrics_port: int) -> Mapping[str, str]:
-    """Make the environment of a process; each program finds its own settings there."""
+    """Make the environment of a process, with the settings of each program."""
     others = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
     ours = {
         "RABBITMQ__URL": task.amqp_url,
@@ -264,7 +263,7 @@ def environ_for(task: Task, metrics_port: int) -> Mapping[str, str]:
         "PORT": str(task.port),
         "METRICS_PORT": str(metrics_port),
     }
-    # Whom to trust: OpenSSL, httpx and Go all look there.
+    # OpenSSL, httpx and Go read the trusted certificates from here.
     trust = {} if task.ca_file is None else {"SSL_CERT_FILE": str(task.ca_file)}
     return {
         **others,

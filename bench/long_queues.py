@@ -1,8 +1,7 @@
-"""Our worker and queues of ever more messages: what one costs, and the memory.
+"""Measures the cost per message and the memory of the worker, for queues of increasing length.
 
-Of a million a broker keeps the newest in memory and reads the others from its disk, which takes
-twice its CPU time and is none of ours: the million is drained once more with a broker that keeps
-all in memory.
+Of a million messages, RabbitMQ keeps only the newest in memory. Reading the others from disk takes
+twice its CPU time, so the million is drained again with a broker that keeps all in memory.
 """
 
 from contextlib import nullcontext
@@ -15,17 +14,17 @@ from bench.outbound import IN_FLIGHT, drain
 from bench.rig import Rig, rigged
 from bench.rounds import Options, Row, Tell, medians, tell_run
 
-# Before those that count come some that do not, or a short queue would be all start.
+# Warm-up messages, or a short queue would only measure the start.
 WARM_UP_MESSAGES: Final = 2_000
-# With the million each takes four minutes.
+# A run with a million takes four minutes.
 MAX_ROUNDS: Final = 3
-# What quorum queues have written to the log since its last file was full is in memory.
+# RabbitMQ keeps the last file of the quorum queues' log in memory.
 IN_MEMORY: Final = ("raft.wal_max_size_bytes = 4000000000",)
 
 
 @dataclass(frozen=True, slots=True)
 class _Length:
-    """A queue of so many messages. Short ones are soon drained, and so more often in a round."""
+    """A queue length. Short queues are drained several times in a round."""
 
     messages: int
     times: int = 1
@@ -41,7 +40,7 @@ MILLION: Final = (_Length(1_000_000), _Length(1_000_000, is_in_memory=True))
 
 
 def long_queues(rig: Rig, options: Options, tell: Tell) -> list[Row]:
-    """Drain queues of every length in each round; a slower minute is so for all of them."""
+    """Drain queues of every length in each round, so that slow minutes affect all of them."""
     lengths = (*CURVE, *(MILLION if options.million else ()))
     runs: dict[_Length, list[Row]] = {length: [] for length in lengths}
     for _ in range(min(options.rounds, MAX_ROUNDS)):

@@ -1,11 +1,10 @@
-"""What each part of the way of one message does in our worker, for callgrind to count.
+"""Runs each part of a message's path in the worker, so that callgrind can count it.
 
     valgrind --tool=callgrind --dump-before=getpriority python -m bench.message_parts
 
-Each part is done `MESSAGES` times by the worker's own objects; broker, network and output are
-stand-ins that do nothing. A part ends with a call of `getpriority`, which nothing else calls: there
-callgrind writes what it has counted since the last one. Prints the parts' names as JSON, None for
-what is no part.
+The worker's own objects run each part `MESSAGES` times. Broker, network and output are stand-ins
+that do nothing. A part ends with a call of `getpriority`, which nothing else calls, and at which
+callgrind writes its counts. Prints the names of the parts as JSON, with None for other code.
 """
 
 import asyncio
@@ -53,7 +52,7 @@ from bridge.worker.worker import Worker
 from tests.breakers import Parts
 
 MESSAGES: Final = 200
-# As many deliveries as the broker's answers to some acks bring at once.
+# Number of deliveries that the broker sends at once after some acks.
 AT_ONCE: Final = 10
 ALL: Final = "total"
 ANSWER: Final = (
@@ -66,7 +65,7 @@ _CHANNEL: Final = 1
 
 
 class _Wire:
-    """Writes acks to nobody."""
+    """Discards acks."""
 
     is_reading = True
     is_in_doubt = False
@@ -85,24 +84,24 @@ class _Upkeep:
 
 
 class Output:
-    """Takes lines, and drops them."""
+    """Discards log lines."""
 
     def write(self, _text: str) -> None:
-        """Take a line."""
+        """Discard a line."""
 
     def isatty(self) -> bool:
-        """Say that nobody is looking."""
+        """Not a terminal."""
         return False
 
 
 class Counted:
-    """The parts that have been done, in the order in which callgrind has written their counts."""
+    """The finished parts, in the order of callgrind's counts."""
 
     def __init__(self) -> None:
         self._parts: list[str | None] = []
 
     def end(self, part: str | None) -> None:
-        """End a part; without a name it is none."""
+        """End a part. Without a name, the code does not count as a part."""
         self._parts.append(part)
         os.getpriority(os.PRIO_PROCESS, 0)
 
@@ -126,7 +125,7 @@ class _Api(asyncio.Transport):
         return False
 
     def abort(self) -> None:
-        """End nothing: valgrind may take so long that a connection has idled for too long."""
+        """Do nothing. Under valgrind, connections may exceed the idle timeout."""
 
 
 async def _connect(make: Callable[[], ApiConnection], *_: object, **__: object) -> tuple[None, Any]:
@@ -136,7 +135,7 @@ async def _connect(make: Callable[[], ApiConnection], *_: object, **__: object) 
 
 
 class _Service:
-    """Stands in for the sender, where only what is around it is counted."""
+    """A stand-in for the sender, to count only the code around it."""
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
@@ -146,7 +145,7 @@ class _Service:
 
 
 class Bench:
-    """A worker whose parts are called one by one."""
+    """A worker whose parts are called separately."""
 
     def __init__(self) -> None:
         configure_logging("info", "json", stream=Output())
@@ -178,7 +177,7 @@ class Bench:
         self._made = 0
 
     def deliveries(self) -> list[bytes]:
-        """Write deliveries as the broker does, some at a time."""
+        """Write deliveries in batches, as RabbitMQ does."""
         made = [self._delivery() for _ in range(MESSAGES)]
         return [b"".join(made[at : at + AT_ONCE]) for at in range(0, MESSAGES, AT_ONCE)]
 
@@ -199,13 +198,13 @@ class Bench:
         return b"".join(frames._frame(kind, _CHANNEL, payload) for kind, payload in written)
 
     def read(self, chunks: list[bytes], take: DeliveryHandler) -> None:
-        """Have the wire read what the broker has written."""
+        """Let the wire read the broker's data."""
         protocol = Demultiplexer(asyncio.StreamReader(), {_CHANNEL: Deliveries(take)}, lambda: 0.0)
         for chunk in chunks:
             protocol.data_received(chunk)
 
     def take(self, tag: int, redelivered: bool, properties: Properties, body: Body) -> None:  # noqa: FBT001
-        """Take a delivery as the consumer does."""
+        """Receive a delivery as the consumer does."""
         self.worker._dispatcher.start(self.make(tag, redelivered, properties, body))
 
     def make(self, tag: int, redelivered: bool, properties: Properties, body: Body) -> Delivery:  # noqa: FBT001
@@ -214,7 +213,7 @@ class Bench:
         return dispatcher.make(self.session, OUTBOUND, tag, redelivered, properties, body)
 
     async def all_of_it(self) -> None:
-        """Take deliveries from their bytes to their ack."""
+        """Process deliveries from their bytes to their ack."""
         for chunk in self.deliveries():
             self.read([chunk], self.take)
             await self.worker._dispatcher.all_done()
@@ -228,7 +227,7 @@ class Bench:
         self.end(ALL)
 
     async def one_by_one(self) -> None:
-        """Do the same part by part."""
+        """Process deliveries part by part."""
         taken: list[tuple[int, bool, Properties, Body]] = []
         chunks = self.deliveries()
         self.end(None)
@@ -296,7 +295,7 @@ class Bench:
 
 
 async def main() -> None:
-    """Do all of it, then each part."""
+    """Run the whole path, then each part."""
     bench = Bench()
     await bench.all_of_it()
     await bench.one_by_one()

@@ -1,4 +1,4 @@
-"""Runs of workers: a full queue drained, by one or several, and the first POST."""
+"""Runs workers: drains a queue with one or several, and measures the first POST."""
 
 import time
 from dataclasses import dataclass
@@ -10,20 +10,20 @@ from bench.queues import OUTBOUND
 from bench.rig import Program, Rig
 from bench.rounds import BenchError
 
-# What comes first is left out: connections are opened, caches filled.
+# Warm-up, which does not count: connections are opened, and caches filled.
 WARM_UP: Final = 0.1
 POLL_SECONDS: Final = 0.02
 START_SECONDS: Final = 60
-# No worker is slower than this by far, on any machine.
+# Every worker is much faster than this, on any machine.
 SLOWEST_PER_SECOND: Final = 10
 IN_FLIGHT: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """What one run showed.
+    """Figures of a run.
 
-    Rates are messages per second of the clock, of its CPU time and of the broker's.
+    Rates are messages per second, per second of its CPU time, and per second of the broker's.
     """
 
     messages: int
@@ -36,9 +36,9 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What several processes on one queue showed together.
+    """Figures of several processes on one queue.
 
-    Rates are messages per second of the clock, of their CPU time and of the broker's.
+    Rates are messages per second, per second of their CPU time, and per second of the broker's.
     """
 
     wall_rate: float
@@ -56,10 +56,10 @@ def drain(
     messages: int,
     warm_up: float = WARM_UP,
 ) -> Drain:
-    """Fill the queue, start the worker, measure until the API has every message.
+    """Fill the queue, start the worker, and measure until the API has every message.
 
-    `warm_up` is the share of the messages that is left out of the CPU time. Raises BenchError when
-    a message is not POSTed once, or not acked.
+    The CPU time excludes the first share `warm_up` of the messages. Raises BenchError if a message
+    is not POSTed exactly once, or not acked.
     """
     rig.queues.make_outbound(messages)
     with rig.api() as api:
@@ -90,8 +90,8 @@ def share(
 ) -> Share:
     """Start all processes on an empty queue, fill it, and measure until the API has every message.
 
-    They are frozen while it is filled, so that all begin at once, however many there are.
-    Raises BenchError when a message is not POSTed once, or not acked.
+    The processes are frozen while the queue is filled, so that all begin at the same time.
+    Raises BenchError if a message is not POSTed exactly once, or not acked.
     """
     rig.queues.make_outbound()
     with rig.api() as api:
@@ -115,9 +115,9 @@ def share(
 
 
 def consume(rig: Rig, contestant: Contestant, *, messages: int, processes: int) -> Share:
-    """Fill the queue, and measure while a program takes and acks everything, and POSTs nothing.
+    """Fill the queue, and measure a program that only consumes and acks.
 
-    The rates leave out what goes before the first tenth is taken.
+    The rates exclude the first tenth of the messages.
     """
     rig.queues.make_outbound(messages)
     task = Task(amqp_url=rig.broker.url)
@@ -137,9 +137,9 @@ def consume(rig: Rig, contestant: Contestant, *, messages: int, processes: int) 
 
 
 def first_post(rig: Rig, contestant: Contestant) -> float:
-    """Start a worker with one message in the queue; return the seconds until its POST.
+    """Start a worker with one message in the queue, and return the seconds until its POST.
 
-    Nobody scrapes it meanwhile.
+    Metrics are not scraped meanwhile.
     """
     rig.queues.make_outbound(1)
     with rig.api() as api:
@@ -152,7 +152,7 @@ def first_post(rig: Rig, contestant: Contestant) -> float:
 
 
 def task_of(rig: Rig, api: Api, kind: Kind, in_flight: int) -> Task:
-    """Say what a worker is to do."""
+    """Return the task of a worker."""
     return Task(
         amqp_url=rig.broker.url,
         api_url=api.url(kind),
@@ -164,7 +164,7 @@ def task_of(rig: Rig, api: Api, kind: Kind, in_flight: int) -> Task:
 def _follow(
     rig: Rig, api: Api, program: Program, messages: int, warm_up: float
 ) -> tuple[float, float]:
-    """Return the messages per CPU second, and per that of the broker, after the warm-up."""
+    """Return the messages per second of CPU time and of the broker's, after the warm-up."""
     deadline = time.monotonic() + longest(messages)
     first = wait_for_count(api, program, round(messages * warm_up), deadline)
     before, broker_before = program.usage(), rig.broker_usage()
@@ -177,12 +177,12 @@ def _follow(
 
 
 def longest(messages: int) -> float:
-    """Return how many seconds the slowest worker may take."""
+    """Return the timeout in seconds, which suits the slowest worker."""
     return START_SECONDS + messages / SLOWEST_PER_SECOND
 
 
 def wait_for_consumers(rig: Rig, contestant: Contestant, count: int = 1) -> None:
-    """Wait until so many of its processes consume; raises BenchError when they do not."""
+    """Wait until this many processes consume. Raise BenchError after the timeout."""
     if not rig.queues.wait_for_consumers(count, seconds=START_SECONDS):
         raise BenchError(f"{contestant.name} does not consume")
 
@@ -197,7 +197,7 @@ def _wait_until_left(rig: Rig, program: Program, wanted: int, deadline: float) -
 
 
 def wait_for_count(api: Api, program: Program, wanted: int, deadline: float) -> int:
-    """Wait until the API has so many messages; return how many; raises BenchError if it is late."""
+    """Wait until the API has this many messages, and return its count, or raise BenchError."""
     while (count := api.count()) < wanted:
         program.usage()
         if time.monotonic() > deadline:
@@ -209,7 +209,7 @@ def wait_for_count(api: Api, program: Program, wanted: int, deadline: float) -> 
 def check_posts(
     rig: Rig, contestant: Contestant, posts: list[Post], messages: int, *, queue: str = OUTBOUND
 ) -> None:
-    """Raise BenchError when a message was not POSTed once and accepted, or not acked."""
+    """Raise BenchError if a message was not POSTed exactly once, accepted and acked."""
     ids = {post.message_id for post in posts}
     accepted = sum(post.status in range(200, 300) for post in posts)
     left = rig.queues.count(queue)

@@ -1,9 +1,9 @@
-"""What single parts of our programs cost beside others: microseconds of CPU time.
+"""Measures the CPU time of single parts of the bridge and of their alternatives.
 
     python -m bench.parts log-line|post|counting|parsing|wires
 
-Each part runs several times in a process of its own and prints the least of each, which nothing
-has disturbed, as JSON. `log-line` and `post` are scenes of the benchmark.
+Each part runs several times in its own process, and prints the minimum, which is the least
+disturbed, in microseconds as JSON. `log-line` and `post` are scenes of the benchmark.
 """
 
 import asyncio
@@ -52,13 +52,13 @@ RUNS: Final = 8
 
 
 def log_line(rig: Rig, options: Options, tell: Tell) -> list[Row]:
-    """Log deliveries, our way and with the standard library alone."""
+    """Log deliveries, with the bridge's logging and with the standard library."""
     lines = rig.folder("lines")
     return _as_rows([_run("log-line", str(lines)) for _ in range(options.rounds)], tell)
 
 
 def post(rig: Rig, options: Options, tell: Tell) -> list[Row]:
-    """Post to the instant API over our transport and over httpx's."""
+    """Post to the instant API, over the bridge's transport and httpx's."""
     with rig.api() as api:
         url = f"{api.url('http')}/v1/messages"
         return _as_rows([_run("post", url) for _ in range(options.rounds)], tell)
@@ -82,7 +82,7 @@ def _as_rows(runs: list[Figures], tell: Tell) -> list[Row]:
 
 
 def _least(work: Callable[[], object], *, times: int) -> float:
-    """Return the microseconds of CPU time of one of so many things that `work` does."""
+    """Return the CPU time per item of `work`, in microseconds."""
     seconds = []
     for _ in range(RUNS):
         begun = time.process_time()
@@ -101,9 +101,9 @@ def _repeated(work: Callable[[], object], *, times: int) -> float:
 
 # The log line of a delivery
 
-# No more than may wait for the writing thread: dropped lines are cheaper.
+# At most the size of the writer thread's queue, because dropped lines cost less.
 LINES: Final = 5_000
-# The writing thread ends its part.
+# Wait for the writer thread.
 WRITE_SECONDS: Final = 0.1
 
 
@@ -160,7 +160,7 @@ def _our_log(stream: TextIO) -> Callable[[int], None]:
 
 
 def measure_log_line(path: str) -> Figures:
-    """Measure a line that is written to a file, with the part of the writing thread."""
+    """Measure a line written to a file, including the writer thread."""
 
     def write(log: Callable[[int], None]) -> None:
         for number in range(LINES):
@@ -189,7 +189,7 @@ MESSAGE: Final = b'{"to":"+15550100","from":"Acme","text":"Your code is 123456."
 
 
 class _KeptConnections:
-    """httpx's transport as everybody uses it."""
+    """httpx's transport with its connection pool."""
 
     def __init__(self) -> None:
         limits = httpx.Limits(max_connections=AT_ONCE)
@@ -199,7 +199,7 @@ class _KeptConnections:
     async def post(
         self, url: str, headers: Sequence[Header], body: bytes, common: Sequence[Header] = ()
     ) -> Reply:
-        """Send a request, and read all of its answer."""
+        """Send a request, and read the whole answer."""
         request = httpx.Request(
             "POST",
             url,
@@ -259,7 +259,7 @@ SECONDS: Final = 0.07
 
 
 def measure_counting() -> Figures:
-    """Measure one increment and one observed duration, of children that are kept."""
+    """Measure an increment and an observed duration of cached children."""
     registry = CollectorRegistry()
     counter = prometheus_client.Counter("theirs", "Counted.", ["label"], registry=registry)
     histogram = prometheus_client.Histogram(
@@ -305,7 +305,7 @@ WEBHOOK: Final = b"\r\n".join(
 
 
 def measure_parsing() -> Figures:
-    """Measure our parser, and h11, which needs a connection for each if nothing is answered."""
+    """Measure the bridge's parser and h11, which needs a new connection per unanswered request."""
     parser = RequestParser(LIMITS)
 
     def ours() -> bytes:
@@ -330,7 +330,7 @@ def measure_parsing() -> Figures:
 # A message on each wire
 
 MESSAGES: Final = 5_000
-# As many as a worker has in flight that is set to.
+# The concurrency of a worker.
 PREFETCH: Final = 200
 QUEUE: Final = "wires"
 WIRE_RUNS: Final = 3
@@ -416,7 +416,7 @@ async def _take_plain(connection: Connection) -> None:
     await channel.basic_qos(prefetch_count=PREFETCH)
     await channel.basic_consume(QUEUE, take)
     await done.wait()
-    await channel.basic_qos(prefetch_count=1)  # The broker answers it after it has read the acks.
+    await channel.basic_qos(prefetch_count=1)  # The broker answers after it has read the acks.
     await channel.close()
 
 
@@ -436,9 +436,9 @@ async def _time(work: Callable[[Connection], Awaitable[None]], url: str) -> floa
 
 
 async def measure_wires() -> Figures:
-    """Measure our own wire and aiormq's documented methods, in turn.
+    """Measure the bridge's wire and aiormq's documented methods.
 
-    Publish with confirms to a classic queue, take and ack, and read the properties of a message.
+    Publish with confirms to a classic queue, consume and ack, and read the properties of a message.
     """
     least: Figures = {}
     with private_broker() as broker:
@@ -470,7 +470,7 @@ PARTS: Final[dict[str, Callable[..., Any]]] = {
 
 
 def main() -> None:
-    """Measure the part that the command line names, and print its figures."""
+    """Measure the part on the command line, and print its figures."""
     figures = PARTS[sys.argv[1]](*sys.argv[2:])
     if asyncio.iscoroutine(figures):
         figures = uvloop.run(figures)

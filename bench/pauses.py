@@ -1,6 +1,6 @@
-"""How long our event loops stand still, minute after minute at half of what each role can do.
+"""Measures pauses of the event loops, at half of each role's maximum rate.
 
-Meanwhile the metrics are scraped every second and a secret is replaced every ten.
+Meanwhile, metrics are scraped every second, and a secret is replaced every 10 s.
 """
 
 import json
@@ -17,7 +17,7 @@ from bridge.config import ENV_PREFIX
 from bridge.sandbox.processes import wait_until
 
 PROGRAM: Final = Path(__file__).parent / "watched_role.py"
-# Between two replacements of the secret, which is read every five.
+# Seconds between two replacements of the secret, which is read every 5 s.
 STRETCH_SECONDS: Final = 10.0
 CAPACITY_SECONDS: Final = 6.0
 FIRST_WEBHOOKS: Final = 5_000
@@ -26,7 +26,7 @@ KNOWN: Final = ("garbage", "scrape", "secrets")
 
 
 def pauses(rig: Rig, options: Options, tell: Tell) -> list[Row]:
-    """Our worker, then our receiver, each for so many minutes."""
+    """Measure the worker, then the receiver, for a number of minutes each."""
     stretches = max(1, round(options.minutes * 60 / STRETCH_SECONDS))
     return [_worker(rig, stretches, tell), _receiver(rig, stretches, tell)]
 
@@ -67,7 +67,7 @@ def _receiver(rig: Rig, stretches: int, tell: Tell) -> Row:
 
 
 class _Role:
-    """A role that is watched, with one secret in a file that is replaced."""
+    """A watched role, whose secret file is replaced."""
 
     def __init__(self, rig: Rig, name: str, secret: str, setting: str, value: str) -> None:
         folder = rig.folder("watched")
@@ -92,22 +92,22 @@ class _Role:
         )
 
     def replace_secret(self) -> None:
-        """Exchange the file, as Kubernetes does: the secret is the same, with another line end."""
+        """Replace the file as Kubernetes does. The secret stays the same, with another line end."""
         self._replaced += 1
         new = self._file.with_suffix(".new")
         new.write_text(self._secret + "\n" * self._replaced, encoding="ascii")
         new.replace(self._file)
 
     def begin(self) -> None:
-        """Count what is noted from this moment on."""
+        """Start to count pauses."""
         self._begun = time.time()
 
     def end(self) -> None:
-        """Count nothing of what comes later."""
+        """Stop counting."""
         self._ended = time.time()
 
     def conclude(self, rate: float, tell: Tell) -> Row:
-        """Say what was noted, and return what is shown of it."""
+        """Print the pauses, and return the row."""
         found: dict[str, list[dict[str, Any]]] = json.loads(self._found.read_text("utf-8"))
         counted = {
             what: [one for one in longest if self._begun <= one["at"] <= self._ended]
@@ -139,5 +139,5 @@ class _Role:
         }
 
 
-# Without any pause that was noted.
+# A row without pauses.
 _NONE: Final[dict[str, Any]] = {"ms": 0.0, "cpu_ms": 0.0, "why": ""}

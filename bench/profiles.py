@@ -1,4 +1,4 @@
-"""Where our processes spend their time: py-spy looks at them while they are at full load."""
+"""Profiles both roles at full load with py-spy."""
 
 import shutil
 import signal
@@ -26,7 +26,7 @@ WRITE_SECONDS: Final = 60
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Shares of all samples, the largest first: in a function itself, and with all it calls."""
+    """Shares of all samples, largest first: in a function itself, and including its callees."""
 
     samples: int
     own: list[tuple[str, float]]
@@ -34,7 +34,7 @@ class Profile:
 
 
 def profile_worker(rig: Rig, *, messages: int, native: bool) -> Profile:
-    """Profile our worker at the instant API with 100 in flight."""
+    """Profile the worker at the instant API with 100 in flight."""
     rig.queues.make_outbound(messages)
     raw = rig.folder("profile")
     with rig.api() as api:
@@ -47,7 +47,7 @@ def profile_worker(rig: Rig, *, messages: int, native: bool) -> Profile:
 
 
 def profile_receiver(rig: Rig, *, webhooks: int, native: bool) -> Profile:
-    """Profile our webhook receiver under h2load's connections."""
+    """Profile the webhook receiver under h2load."""
     rig.queues.make_inbound()
     raw = rig.folder("profile")
     folder = rig.folder("load")
@@ -68,7 +68,7 @@ def _ours(contestants: tuple[Contestant, ...]) -> Contestant:
 
 @contextmanager
 def _recorded(pid: int, raw: Path, *, native: bool) -> Iterator[None]:
-    """Record the stacks of a process, by function, in flame graph form."""
+    """Record the stacks of a process, by function, in flame graph format."""
     spy = shutil.which("py-spy", path=str(Path(sys.executable).parent))
     if spy is None:
         raise BenchError("No py-spy is installed: run `make bench-env`.")

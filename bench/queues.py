@@ -1,4 +1,4 @@
-"""The queues of a bench: new for each run, filled before it or fed at an even rate."""
+"""The queues of a run: filled before it, or fed at an even rate."""
 
 import asyncio
 import json
@@ -26,15 +26,15 @@ OUTBOUND: Final = str(WorkerSettings().queue)
 INBOUND: Final = str(WebhookSettings().queue)
 EXCHANGE: Final = str(WebhookSettings().exchange)
 
-# Publishes that wait for their confirm at a time.
+# Number of unconfirmed publishes.
 WINDOW: Final = 1000
 CONFIRM_SECONDS: Final = 60
-# Between two looks at what is due: those that are due at once are published at once.
+# Interval of the feeder. Messages that are due together are published together.
 TICK_SECONDS: Final = 0.001
-# While the queue is kept from being empty.
+# Messages in the queue while it is kept filled.
 BACKLOG: Final = 500
 BACKLOG_TICK_SECONDS: Final = 0.005
-# What a worker does before it is warm is left out.
+# Warm-up, which does not count.
 WARM_UP: Final = 1 / 3
 POLL_SECONDS: Final = 0.1
 TEXT: Final = "Your code is 123456. It is valid for ten minutes. Do not give it to anybody else."
@@ -42,55 +42,55 @@ TEXT: Final = "Your code is 123456. It is valid for ten minutes. Do not give it 
 
 @dataclass(frozen=True, slots=True)
 class _Broker:
-    """A channel with confirms, and what publishes on it."""
+    """A channel with confirms, and its publisher."""
 
     channel: Channel
     publishing: PublishingChannel
 
 
 class Queues:
-    """What is done with the queues of one broker; each call has a connection of its own.
+    """The queues of a broker. Each call opens its own connection.
 
-    It publishes over our own wire, which takes a fraction of what aiormq would: what feeds a
-    contestant shares the cores with it.
+    It publishes over the bridge's wire, which takes a fraction of aiormq's CPU time, because the
+    feeder shares the cores with the contestant.
     """
 
     def __init__(self, url: str) -> None:
         self._url = url
 
     def make_outbound(self, messages: int = 0, *, queue: str = OUTBOUND) -> None:
-        """Make the queue of send requests anew, and put so many persistent messages there."""
+        """Recreate the queue of send requests, and publish persistent messages to it."""
         uvloop.run(self._make_outbound(messages, queue))
 
     def fill_outbound(self, messages: int) -> None:
-        """Put so many persistent messages into the queue of send requests as it is."""
+        """Publish persistent messages to the existing queue of send requests."""
         uvloop.run(self._fill_outbound(messages))
 
     def make_inbound(self) -> None:
-        """Make the exchange of webhook events anew, with one empty queue."""
+        """Recreate the exchange of webhook events, with one empty queue."""
         uvloop.run(self._make_inbound())
 
     def feed_outbound(
         self, *, per_second: float, seconds: float, first: int = 0
     ) -> dict[str, float]:
-        """Publish at an even rate, from this number on; return when each was, in unix seconds."""
+        """Publish messages from this number at an even rate. Return the times in Unix seconds."""
         return uvloop.run(self._feed_outbound(per_second, seconds, first))
 
     def keep_outbound_filled(
         self, posted: Callable[[], int], *, seconds: float
     ) -> tuple[int, float]:
-        """Publish as fast as a worker posts, so that it always finds some.
+        """Publish as fast as a worker posts, so that the queue never runs empty.
 
-        Return how many were published, and how many it has posted per second since it was warm.
+        Return the number of published messages, and the worker's rate after the warm-up.
         """
         return uvloop.run(self._keep_outbound_filled(posted, seconds))
 
     def wait_for_consumers(self, consumers: int = 1, *, seconds: float) -> bool:
-        """Wait until so many consume the queue of send requests."""
+        """Wait until the queue of send requests has this many consumers."""
         return uvloop.run(self._wait_for_consumers(consumers, seconds))
 
     def count(self, queue: str) -> int:
-        """Count the messages of a queue that wait for a consumer."""
+        """Count the ready messages of a queue."""
         return uvloop.run(self._count(queue))
 
     async def _make_outbound(self, messages: int, queue: str) -> None:
@@ -177,7 +177,7 @@ class Queues:
 
 
 def name_message(number: int) -> str:
-    """Return the id of a message; it is as long as those that people use."""
+    """Return a message id of typical length."""
     return f"bench-{number:030d}"
 
 

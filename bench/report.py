@@ -1,4 +1,4 @@
-"""The results for people: tables in a terminal and in docs/evidence, plots in docs/benchmarks."""
+"""Reports results: tables in a terminal and in docs/evidence, plots in docs/benchmarks."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,15 +25,15 @@ RESULTS: Final = FOLDER / "results.json"
 BEGIN: Final = "<!-- written by make bench: begin -->"
 END: Final = "<!-- written by make bench: end -->"
 
-# The scenes that run our programs compiled and plain.
+# Scenes that run the bridge compiled and plain.
 COMPARED: Final = ("http", "https", "slow-api", "receivers")
-# What differs from one run of the program to the next.
+# Facts that differ between runs.
 _MOMENT: Final = ("date", "commit", "load before the first run")
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A heading, and how a row shows there."""
+    """A heading, and the format of its cells."""
 
     heading: str
     show: Callable[[Row], str]
@@ -168,7 +168,7 @@ COLUMNS: Final[Mapping[str, Sequence[Column]]] = {
 
 
 def load_results() -> Results:
-    """Read what earlier runs have left."""
+    """Read the results of earlier runs."""
     if not RESULTS.exists():
         return {}
     results: Results = json.loads(RESULTS.read_text(encoding="utf-8"))
@@ -176,7 +176,7 @@ def load_results() -> Results:
 
 
 def draw(console: Console, scene: str, rows: Sequence[Row]) -> None:
-    """Print one scene."""
+    """Print a scene."""
     table = Table(title=TITLES[scene], title_justify="left")
     for index, column in enumerate(COLUMNS[scene]):
         table.add_column(column.heading, justify="right" if index else "left")
@@ -186,7 +186,7 @@ def draw(console: Console, scene: str, rows: Sequence[Row]) -> None:
 
 
 def write(results: Results) -> None:
-    """Write the results, the plots, and the part of the page that is ours to write."""
+    """Write the results, the plots, and the generated part of the page."""
     FOLDER.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     plots = {scene: _plot(scene, results[scene]["rows"]) for scene in results if scene in _PLOTS}
@@ -221,7 +221,7 @@ def _page(results: Results, plots: Mapping[str, str]) -> Iterator[str]:
 
 
 def _machines(environments: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
-    """Write the versions that all scenes share, then a table of the facts that differ."""
+    """Write the versions of all scenes, then a table of the differences."""
     facts: dict[str, list[str]] = {}
     for environment in environments.values():
         for name, value in environment.items():
@@ -245,7 +245,7 @@ def _machines(environments: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
 
 
 def _compiled_and_plain(results: Results) -> Iterator[str]:
-    """Write what compiling gains: our two rows of each scene that has both."""
+    """Write the gain of compiling, from the bridge's two rows of each scene."""
     yield "## Compiled and plain"
     lines = []
     for scene in (scene for scene in COMPARED if scene in results):
@@ -273,7 +273,7 @@ def _describe(result: Mapping[str, Any]) -> str:
 
 
 def _plot(scene: str, rows: Sequence[Row]) -> str:
-    # The same numbers give the same file.
+    # Reproducible output.
     with mpl.rc_context({"svg.hashsalt": scene, "font.size": 9}):
         figure = Figure(figsize=(7, 2.6), layout="constrained")
         _PLOTS[scene](figure, rows)

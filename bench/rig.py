@@ -1,4 +1,4 @@
-"""What every bench runs on: a private RabbitMQ, a certificate, and programs that are started."""
+"""The environment of every scene: a private RabbitMQ, a certificate, and the started programs."""
 
 import http.client
 import signal
@@ -21,15 +21,15 @@ from bridge.sandbox.processes import Child, Guard, free_ports, guarded
 
 GRACE_SECONDS: Final = 10
 SETTLE_SECONDS: Final = 10
-# Less than this is what a process uses that has nothing to do.
+# An idle process uses less CPU time than this.
 QUIET_CPU_SECONDS: Final = 0.03
 QUIET_SECONDS: Final = 0.3
-# A Prometheus beside each contestant that offers metrics: what a scrape costs is in its figures.
+# Scrape interval. A contestant's figures include the cost of its scrapes.
 EVERY_SECONDS: Final = 1.0
-# Until a program that starts answers for the first time.
+# Timeout for the first answer of a program.
 FIRST_EVERY_SECONDS: Final = 0.05
 ANSWER_SECONDS: Final = 5.0
-# As Prometheus asks.
+# As Prometheus sends it.
 HEADERS: Final = {
     "Accept": "application/openmetrics-text;version=1.0.0;q=0.8,text/plain;version=0.0.4;q=0.4",
     "Accept-Encoding": "gzip",
@@ -37,7 +37,7 @@ HEADERS: Final = {
 
 
 class Rig:
-    """One broker for many runs; everything else is new for each run."""
+    """A broker for many runs. Everything else is new in each run."""
 
     def __init__(self, broker: Broker, folder: Path, guard: Guard) -> None:
         self.broker = broker
@@ -48,16 +48,16 @@ class Rig:
         self._runs = count(1)
 
     def folder(self, name: str) -> Path:
-        """Name a folder that nothing else uses."""
+        """Return the path of a new folder."""
         return self._folder / f"{next(self._runs):03d}-{name.replace(' ', '-')}"
 
     def broker_usage(self) -> Usage:
-        """Read what the broker has used."""
+        """Read the broker's CPU time and memory."""
         return read_usage([self.broker.pid])
 
     @contextmanager
     def api(self) -> Iterator[Api]:
-        """Run an API that has seen nothing."""
+        """Run a new API."""
         with running_api(self.folder("api"), self._guard, self.certificate) as api:
             yield api
 
@@ -65,7 +65,7 @@ class Rig:
     def running(
         self, contestant: Contestant, task: Task, *, times: int = 1, is_scraped: bool = True
     ) -> Iterator["Program"]:
-        """Run a program, or several copies of it, its output in a file; scrape what has metrics."""
+        """Run copies of a program, with output in a file, and scrape their metrics."""
         folder = self.folder(contestant.name)
         folder.mkdir()
         ports = free_ports(times)
@@ -89,7 +89,7 @@ class Rig:
 
 
 class Program:
-    """The processes of one contestant in one run."""
+    """The processes of a contestant in a run."""
 
     def __init__(self, name: str, children: list[Child]) -> None:
         self.name = name
@@ -97,15 +97,15 @@ class Program:
 
     @property
     def pid(self) -> int:
-        """The id of the first process."""
+        """Id of the first process."""
         return self._children[0].pid
 
     def family(self) -> list[int]:
-        """List its processes, and all that they have started."""
+        """Return the processes and their descendants."""
         return [pid for child in self._children for pid in family(child.pid)]
 
     def usage(self) -> Usage:
-        """Read what all processes have used; raises BenchError when one has ended."""
+        """Read the usage of all processes. Raise BenchError if one has ended."""
         for child in self._children:
             if child.exit_code is not None:
                 raise BenchError(f"{self.name} ended ({child.exit_code}):\n{child.tail()}")
@@ -113,7 +113,7 @@ class Program:
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Have no process do anything meanwhile; its connections stay open."""
+        """Freeze the processes during the block. Their connections stay open."""
         for child in self._children:
             child.signal(signal.SIGSTOP)
         try:
@@ -123,7 +123,7 @@ class Program:
                 child.signal(signal.SIGCONT)
 
     def settle(self) -> None:
-        """Wait until it has no more to do, such as its last acks."""
+        """Wait until the program is idle, after its last acks."""
         deadline = time.monotonic() + SETTLE_SECONDS
         before = self.usage().cpu_seconds
         while time.monotonic() < deadline:
@@ -135,7 +135,7 @@ class Program:
 
 
 class Scraper:
-    """Asks one port in a thread, over a connection that is kept."""
+    """Scrapes a port in a thread, over a kept-alive connection."""
 
     def __init__(self, port: int) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_SECONDS)
@@ -144,11 +144,11 @@ class Scraper:
         self.scrapes = 0
 
     def start(self) -> None:
-        """Begin."""
+        """Start scraping."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End, once the scrape that has begun is over."""
+        """Stop after the current scrape."""
         self._stop.set()
         self._thread.join()
         self._connection.close()
@@ -159,7 +159,7 @@ class Scraper:
                 self._connection.request("GET", "/metrics", headers=HEADERS)
                 answer = self._connection.getresponse()
                 answer.read()
-            # It starts, ends, or is frozen.
+            # The program is starting, ending or frozen.
             except (OSError, http.client.HTTPException):
                 self._connection.close()
             else:
@@ -168,7 +168,7 @@ class Scraper:
 
 @contextmanager
 def scraped(name: str, ports: list[int]) -> Iterator[None]:
-    """Scrape these ports meanwhile; raises BenchError when one has never answered."""
+    """Scrape these ports during the block. Raise BenchError if one never answered."""
     scrapers = [Scraper(port) for port in ports]
     for scraper in scrapers:
         scraper.start()
@@ -183,7 +183,7 @@ def scraped(name: str, ports: list[int]) -> Iterator[None]:
 
 @contextmanager
 def rigged(*, configuration: Sequence[str] = ()) -> Iterator[Rig]:
-    """Lend a rig, and leave nothing of it behind; `configuration` is the broker's."""
+    """Provide a rig, and remove it afterwards. `configuration` is the broker's."""
     with (
         tempfile.TemporaryDirectory(prefix="sms-bridge-bench-") as folder,
         private_broker(configuration=configuration) as broker,

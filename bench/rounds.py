@@ -1,6 +1,6 @@
-"""Rounds of runs: how much is measured, in which order, and what becomes of the figures.
+"""Rounds of runs: size, order and statistics.
 
-Runs are interleaved: each round has every contestant once, beginning with another one, so that a
+Runs are interleaved: each round runs every contestant once, starting with a different one. So a
 disturbance of the machine affects all of them.
 """
 
@@ -11,18 +11,18 @@ from typing import Any, Protocol, TypeVar
 
 Row = dict[str, Any]
 Runs = dict[str, list[Row]]
-# By scene: on what it ran, how much, and its rows.
+# By scene: environment, options and rows.
 Results = dict[str, dict[str, Any]]
 Tell = Callable[[str], None]
 
 
 class BenchError(Exception):
-    """A measurement failed, or has shown what it must not."""
+    """A measurement failed, or a contestant misbehaved."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How much to measure; `minutes` of pauses, in each role."""
+    """Size of the measurement. `minutes` is the duration of the scene `pauses`, per role."""
 
     messages: int
     rounds: int
@@ -31,18 +31,18 @@ class Options:
 
 
 class Named(Protocol):
-    """What takes part in a round."""
+    """A contestant of a round."""
 
     @property
     def name(self) -> str:
-        """What its row is called."""
+        """Name of the row."""
 
 
 T = TypeVar("T", bound=Named)
 
 
 def interleave(contestants: Sequence[T], rounds: int, run: Callable[[T], Row], tell: Tell) -> Runs:
-    """Run all of them, round after round; return the figures of each."""
+    """Run all contestants in each round, and return the figures of each."""
     runs: Runs = {one.name: [] for one in contestants}
     for number in range(rounds):
         for one in rotated(contestants, number):
@@ -53,13 +53,13 @@ def interleave(contestants: Sequence[T], rounds: int, run: Callable[[T], Row], t
 
 
 def rotated(contestants: Sequence[T], number: int) -> Sequence[T]:
-    """Begin with another one in each round."""
+    """Start each round with a different contestant."""
     first = number % len(contestants)
     return (*contestants[first:], *contestants[:first])
 
 
 def tell_run(tell: Tell, name: str, figures: Row) -> None:
-    """Say what one run showed."""
+    """Print the figures of a run."""
     shown = ", ".join(f"{key} {value:,.4g}" for key, value in figures.items())
     tell(f"{name}: {shown}")
 
@@ -74,7 +74,7 @@ def medians(runs: Runs) -> dict[str, Row]:
 
 
 def compared(runs: Runs, yardstick: str) -> list[Row]:
-    """Add to the medians how many times the yardstick's rate each has, with the extremes."""
+    """Add the ratio to the yardstick's rate to the medians, with its extremes."""
     rows = []
     for name, row in medians(runs).items():
         ratios = rate_ratios(runs, name, yardstick)
@@ -84,6 +84,6 @@ def compared(runs: Runs, yardstick: str) -> list[Row]:
 
 
 def rate_ratios(runs: Runs, name: str, yardstick: str) -> list[float]:
-    """Compare within each round: what is slow in one is slow for both."""
+    """Compare within each round, because a slow round affects both."""
     pairs = zip(runs[name], runs[yardstick], strict=True)
     return [ours["cpu_rate"] / theirs["cpu_rate"] for ours, theirs in pairs]

@@ -1,4 +1,4 @@
-"""The benchmark: our worker and our webhook receiver beside the alternatives, on one machine.
+"""Runs the benchmark: the worker and the receiver beside their alternatives, on one machine.
 
     python bench/run.py all
     python bench/run.py http receivers --rounds 5 --messages 20000
@@ -6,7 +6,7 @@
     python bench/run.py profile
     python bench/run.py report      # write the page again, from the results beside it
 
-Exit code 0: measured. 1: it could not be, or the guard found us too slow. 2: bad usage.
+Exit status 0: measured. 1: a measurement failed, or the worker is too slow. 2: bad usage.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from bench.scenes import SCENES, guard
 from bridge.errors import BridgeError
 
 GUARD_RATIO: Final = 1.3
-# No new round begins after this; a round takes ten seconds, and the broker as long to start.
+# No round starts after this time. A round takes 10 s, as does the start of the broker.
 GUARD_SECONDS: Final = 15.0
 GUARD_MESSAGES: Final = 3_000
 ALONE: Final = ("all", "guard", "profile", "report")
@@ -39,7 +39,7 @@ EXIT_INTERRUPTED: Final = 130
 
 
 def main() -> int:
-    """Run what the command line asks for and return the exit code."""
+    """Run the command line, and return the exit status."""
     options = _parse_arguments()
     console = Console(highlight=False, soft_wrap=True)
     if not console.is_terminal:
@@ -62,7 +62,7 @@ def main() -> int:
 
 
 def _measure(console: Console, options: argparse.Namespace) -> int:
-    # Draws with a library that a guard does not need.
+    # Imports matplotlib, which the guard does not need.
     from bench.report import draw, load_results, write  # noqa: PLC0415
 
     for path, left_out, target, need in (
@@ -86,7 +86,7 @@ def _measure(console: Console, options: argparse.Namespace) -> int:
             rows = SCENES[scene](rig, amount, lambda line: console.print(line, markup=False))
             draw(console, scene, rows)
             results[scene] = {"environment": environment, "options": asdict(amount), "rows": rows}
-            # What is measured stays, whatever becomes of the next scene.
+            # Save the results, because the next scene may fail.
             write(results)
     return 0
 

@@ -1,4 +1,4 @@
-"""The scenes of the benchmark: who runs what, how often, and the medians of it."""
+"""The scenes of the benchmark: contestants, tasks, rounds and medians."""
 
 import subprocess
 import sys
@@ -56,39 +56,39 @@ from bench.system_calls import system_calls
 LATE_IN_FLIGHT: Final = 200
 PROCESSES: Final = (1, 2, 4, 8)
 BARE_PROCESSES: Final = (1, 2)
-# What does nothing but ack is through sooner.
+# A consumer that only acks is faster.
 BARE_SHARE: Final = 2
 # A round takes two minutes.
 MAX_SHARED_ROUNDS: Final = 2
-# With the slow API each process gets what it does in six seconds.
+# With the slow API, each process gets work for 6 s.
 SLOW_SECONDS: Final = 6
-# Of each of several workers, with the slow API.
+# Per worker, with several workers and the slow API.
 SHARED_IN_FLIGHT: Final = 40
-# Two runs of few messages differ by the clock tick of CPU time, a hundredth of a second.
+# CPU time has a resolution of 10 ms, which matters in runs of few messages.
 MIN_MESSAGES: Final = 500
 HELP_SECONDS: Final = 60
 MIN_GUARD_ROUNDS: Final = 3
 
 
 def workers_over_http(rig: Rig, options: Options, tell: Tell) -> list[Row]:
-    """Every worker, the instant API, 100 in flight."""
+    """Measure every worker at the instant API with 100 in flight."""
     return _drain_all(rig, options, tell, kind="http", in_flight=IN_FLIGHT)
 
 
 def workers_over_https(rig: Rig, options: Options, tell: Tell) -> list[Row]:
-    """Every worker, the instant API over TLS 1.3, 100 in flight."""
+    """Measure every worker at the instant API over TLS 1.3 with 100 in flight."""
     return _drain_all(rig, options, tell, kind="https", in_flight=IN_FLIGHT)
 
 
 def workers_with_slow_api(rig: Rig, options: Options, tell: Tell) -> list[Row]:
-    """Every worker, an API that takes 100 ms, 200 in flight."""
+    """Measure every worker at an API that takes 100 ms, with 200 in flight."""
     rows = _drain_all(rig, options, tell, kind="late", in_flight=LATE_IN_FLIGHT)
     limit = LATE_IN_FLIGHT / LATE_SECONDS
     return [row | {"of_limit": row["wall_rate"] / limit} for row in rows]
 
 
 def shapes(rig: Rig, options: Options, tell: Tell) -> list[Row]:
-    """Our worker in the default shape and in those of services: what each costs."""
+    """Measure the worker with the request shapes of several presets."""
 
     def run(contestant: Contestant) -> Row:
         messages = options.messages
@@ -99,7 +99,7 @@ def shapes(rig: Rig, options: Options, tell: Tell) -> list[Row]:
 
 
 def tracing(rig: Rig, options: Options, tell: Tell) -> list[Row]:
-    """Our worker without spans, with those of a tenth of all messages, and with all, at once."""
+    """Measure workers that trace no messages, 10 % and 100 %, in parallel."""
     runs: Runs = {one.name: [] for one in TRACED}
     for number in range(options.rounds):
         rows = drain_beside(
@@ -112,11 +112,11 @@ def tracing(rig: Rig, options: Options, tell: Tell) -> list[Row]:
 
 
 def several_workers(rig: Rig, options: Options, tell: Tell) -> list[Row]:
-    """One to eight processes of our worker on one queue: what they add up to.
+    """Measure one to eight worker processes on one queue.
 
-    With the slow API each has its own limit and the cores are not used up; with the instant one
-    they share the cores with the broker and the API. Beside them consumers that do nothing but
-    ack, where they are installed: what the broker hands out at most.
+    With the slow API, each process has its own limit, and cores stay free. With the instant API,
+    they share the cores with the broker and the API. Consumers that only ack, if installed, show
+    the broker's maximum.
     """
     runs: Runs = {}
     for _ in range(min(options.rounds, MAX_SHARED_ROUNDS)):
@@ -144,7 +144,7 @@ def _shared(rig: Rig, tell: Tell, options: Options, processes: int) -> Row:
 
 
 def receivers(rig: Rig, options: Options, tell: Tell) -> list[Row]:
-    """Every receiver under 64 connections."""
+    """Measure every receiver with 64 connections."""
     runs = interleave(
         present(RECEIVERS),
         options.rounds,
@@ -155,7 +155,7 @@ def receivers(rig: Rig, options: Options, tell: Tell) -> list[Row]:
 
 
 def start_up(rig: Rig, options: Options, tell: Tell) -> list[Row]:
-    """From the start of a worker to its first POST, and from that of the program to its help."""
+    """Measure from the start of a worker to its first POST, and the duration of --help."""
     runs = interleave(
         present(WORKERS),
         options.rounds,
@@ -191,9 +191,9 @@ SCENES: Final[dict[str, Callable[[Rig, Options, Tell], list[Row]]]] = {
 
 
 def guard(rig: Rig, *, messages: int, seconds: float, tell: Tell) -> list[float]:
-    """Run our worker and the bare loop in turn, round by round, until the time is up.
+    """Run the worker and the bare loop in turn until the time is up.
 
-    Return each round's ratio of our messages per CPU second to the bare loop's.
+    Return the ratio of their messages per second of CPU time, for each round.
     """
 
     def run(contestant: Contestant) -> Row:
@@ -218,7 +218,7 @@ def _drain_all(rig: Rig, options: Options, tell: Tell, *, kind: Kind, in_flight:
 
 
 def _with_gain(runs: Runs, yardstick: str) -> list[Row]:
-    """Compare all, and add to our row how many times the plain one's rate it has."""
+    """Compare all, and add the ratio to the plain build to the compiled row."""
     rows = compared(runs, yardstick)
     if OURS not in runs:
         return rows

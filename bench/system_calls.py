@@ -1,7 +1,7 @@
-"""How many system calls a message costs each worker, and a webhook each receiver.
+"""Counts the system calls per message of each worker, and per webhook of each receiver.
 
-`perf` counts in the kernel, at a small cost. The count falls under load, where acks, confirms and
-requests share a call.
+`perf` counts in the kernel, at a small cost. Under load, the count falls, because acks, confirms
+and requests share calls.
 """
 
 import re
@@ -24,7 +24,7 @@ ATTACH_SECONDS: Final = 0.2
 
 
 def system_calls(rig: Rig, options: Options, tell: Tell) -> list[Row]:
-    """Count for every worker at the instant API, and for every receiver on 64 connections."""
+    """Count for every worker at the instant API, and for every receiver with 64 connections."""
 
     def of_a_message(contestant: Contestant) -> Row:
         messages = round(options.messages * contestant.share)
@@ -50,7 +50,7 @@ def _of_a_message(rig: Rig, contestant: Contestant, messages: int) -> float:
             deadline = time.monotonic() + longest(messages)
             wait_for_count(api, program, round(messages * WARM_UP), deadline)
             with _counting(program) as counts:
-                # Until the counting has begun, more are sent.
+                # Send more webhooks until perf counts.
                 first = api.count()
                 last = wait_for_count(api, program, messages, deadline)
             program.settle()
@@ -69,7 +69,7 @@ def _of_a_webhook(rig: Rig, contestant: Contestant, webhooks: int) -> float:
 
 @contextmanager
 def _counting(program: Program) -> Iterator[list[int]]:
-    """Count the system calls of all of a program's threads and processes meanwhile."""
+    """Count the system calls of all threads and processes of a program during the block."""
     found = shutil.which("perf")
     if found is None:
         raise BenchError("No perf is installed: install linux-perf with apt-get.")

@@ -1,4 +1,4 @@
-"""What processes have used."""
+"""CPU time and memory of processes."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ subprocess.run([sys.executable, "-c", sys.argv[2], "0.3"])
 
 
 def test_counts_the_time_and_memory_of_all_that_a_process_started() -> None:
-    """The CPU time of a child counts for its parent, while it runs and when it has ended."""
+    """The CPU time of a child counts for its parent, even after the child has ended."""
     with subprocess.Popen(
         [sys.executable, "-c", _START, "0", _BURN],
         stdin=subprocess.PIPE,
@@ -37,7 +37,7 @@ def test_counts_the_time_and_memory_of_all_that_a_process_started() -> None:
 
 
 def test_a_process_that_has_ended_adds_nothing() -> None:
-    """An id that nobody has any more is no error."""
+    """An unknown process id is not an error."""
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         pass
 
@@ -48,7 +48,7 @@ def test_a_process_that_has_ended_adds_nothing() -> None:
 
 
 def test_waiting_for_a_cpu_is_told() -> None:
-    """Of two processes that share one, each waits while the other runs."""
+    """Two processes on one core wait for each other."""
     (cpu, *_) = os.sched_getaffinity(0)
     pinned = f"import os; os.sched_setaffinity(0, [{cpu}])\n{_BURN}"
     command = [sys.executable, "-c", pinned, "0.3"]

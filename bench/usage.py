@@ -1,4 +1,4 @@
-"""What processes have used: CPU time and memory, as Linux counts it."""
+"""Reads CPU time and memory of processes from Linux."""
 
 import os
 import re
@@ -9,22 +9,22 @@ from pathlib import Path
 from typing import Final
 
 _TICKS_PER_SECOND: Final = os.sysconf("SC_CLK_TCK")
-# Counted behind the name, which may hold spaces: proc(5), /proc/pid/stat.
+# Indices after the name, which may contain spaces: proc(5), /proc/pid/stat.
 _OF_ENDED_CHILDREN: Final = slice(13, 15)
-# The clock of a process' CPU time, which unlike its ticks counts in nanoseconds: clock_gettime(2).
+# A process's CPU clock, which counts in nanoseconds instead of ticks: clock_gettime(2).
 _PROCESS_CLOCK: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """User and system time so far, and the largest resident size so far."""
+    """User time, system time and peak resident memory."""
 
     cpu_seconds: float
     peak_mib: float
 
 
 def read_usage(pids: Iterable[int]) -> Usage:
-    """Add up processes and all that they started; what has ended adds nothing."""
+    """Add up processes and their descendants. Ended processes add nothing."""
     members = [member for pid in pids for member in family(pid)]
     return Usage(
         cpu_seconds=sum(_own_seconds(pid) + _seconds_of_ended(pid) for pid in members),
@@ -33,15 +33,15 @@ def read_usage(pids: Iterable[int]) -> Usage:
 
 
 def read_run_delay(pid: int) -> float:
-    """Return for how many seconds a process was ready to run, and others had the CPUs.
+    """Return how many seconds a process's main thread was runnable but had no CPU.
 
-    Of its main thread: proc(5), /proc/pid/schedstat. Raises OSError when it has ended.
+    See proc(5), /proc/pid/schedstat. Raises OSError if the process has ended.
     """
     return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
 
 
 def family(pid: int) -> list[int]:
-    """Return a process and all that it has started."""
+    """Return a process and its descendants."""
     text = _read(f"/proc/{pid}/task/{pid}/children")
     return [pid, *(member for child in text.split() for member in family(int(child)))]
 
@@ -49,7 +49,7 @@ def family(pid: int) -> list[int]:
 def _own_seconds(pid: int) -> float:
     try:
         return time.clock_gettime(~pid << 3 | _PROCESS_CLOCK)
-    except OSError:  # it has ended
+    except OSError:  # the process has ended
         return 0
 
 

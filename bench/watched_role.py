@@ -1,10 +1,10 @@
-"""Runs a role as `sms-bridge` does, and notes each pause of its event loop with its cause.
+"""Runs a role as `sms-bridge` does, and records each pause of its event loop with the cause.
 
     BENCH_PAUSES=pauses.json python bench/watched_role.py worker
 
-A timer of a millisecond says how late it runs. What happened meanwhile says why: a search for
-garbage, a scrape, a reading of the secrets, a core that others had, or else the function in which a
-second thread finds the event loop. At the end, by a signal, the longest are written as JSON.
+A timer of one millisecond measures how late it runs. The cause is a garbage collection, a scrape, a
+reload of the secrets, a lack of CPU, or otherwise the function in which a second thread finds the
+event loop. After a signal, the longest pauses are written as JSON.
 """
 
 import gc
@@ -28,9 +28,9 @@ from bridge import __main__, credentials
 from bridge.http import admin_port
 
 TICK_SECONDS: Final = 0.001
-# Shorter ones are a timer's own, or a few messages handled together.
+# Shorter pauses are timer inaccuracy, or a few messages handled together.
 NOTED_SECONDS: Final = 0.003
-# The second thread looks once a pause is this long, and again each time as long.
+# Interval at which the second thread samples during a pause.
 LOOK_SECONDS: Final = 0.002
 KEPT: Final = 200
 _Ranked = tuple[float, float, dict[str, Any]]
@@ -38,9 +38,9 @@ BRIDGE: Final = f"{Path(admin_port.__file__).parents[1]}{os.sep}"
 
 
 class Longest:
-    """The longest of what was measured, each with its CPU time and when it ended, in unix seconds.
+    """The longest pauses by clock and by CPU time.
 
-    The longest by the clock and those with the most CPU time.
+    Each has its CPU time and its end in Unix seconds.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Longest:
         self._by_cpu: list[_Ranked] = []
 
     def add(self, seconds: float, cpu_seconds: float, **facts: str) -> None:
-        """Keep this one, if it is among the longest."""
+        """Keep a pause if it is among the longest."""
         at = time.time()
         one = {"ms": seconds * 1000, "cpu_ms": cpu_seconds * 1000, "at": at, **facts}
         for heap, rank in ((self._by_clock, seconds), (self._by_cpu, cpu_seconds)):
@@ -56,7 +56,7 @@ class Longest:
             keep(heap, (rank, at, one))
 
     def show(self) -> list[dict[str, float | str]]:
-        """Return them, the longest by the clock first."""
+        """Return the pauses, the longest by the clock first."""
         kept = {at: one for _, at, one in (*self._by_clock, *self._by_cpu)}
         return sorted(kept.values(), key=lambda one: one["ms"], reverse=True)
 
@@ -72,17 +72,17 @@ def _clocks() -> _Clocks:
 
 
 class Watch:
-    """Follows one event loop, in whose thread it is made."""
+    """Watches the event loop of the current thread."""
 
     def __init__(self, loop: AbstractEventLoop) -> None:
         self.pauses = Longest()
         self.known = {name: Longest() for name in ("garbage", "scrape", "secrets")}
-        # Since the last tick: what is known, and where the second thread has seen the loop.
+        # Since the last tick: known causes, and samples of the second thread.
         self._since: defaultdict[str, float] = defaultdict(float)
         self._seen: Counter[str] = Counter()
         self._loop = loop
         self._thread = threading.get_ident()
-        # How long the thread ran, then how long it waited for a core: sched-stats.rst of Linux.
+        # Run time of the thread, then its wait for a core: sched-stats.rst of Linux.
         self._schedule = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
         self._garbage_began = self._ticked = _clocks()
         self._waited = self._core_wait()
@@ -91,7 +91,7 @@ class Watch:
         threading.Thread(target=self._look, daemon=True).start()
 
     def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function of the event loop's that notes how long it takes."""
+        """Wrap a function of the event loop to record its duration."""
 
         @wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -132,7 +132,7 @@ class Watch:
         self._loop.call_later(TICK_SECONDS, self._tick)
 
     def _why(self, seconds: float, core_wait: float) -> str:
-        """Name what took half of it or more, else where it was seen."""
+        """Return the cause of at least half of the pause, or else the sampled function."""
         places = ", ".join(place for place, _ in self._seen.most_common(2)) or "many short ones"
         cause, longest = max(self._since.items(), key=lambda one: one[1], default=("", 0.0))
         if longest > (seconds - core_wait) / 2:
@@ -149,7 +149,7 @@ class Watch:
 
 
 def _place(innermost: FrameType) -> str:
-    """Name the innermost function of the bridge, or else of anybody."""
+    """Return the innermost function of the bridge, or else the innermost function."""
     frame: FrameType | None = innermost
     while frame is not None:
         code = frame.f_code
@@ -160,7 +160,7 @@ def _place(innermost: FrameType) -> str:
 
 
 def main() -> None:
-    """Run the role that the command line names."""
+    """Run the role on the command line."""
     watches: list[Watch] = []
     new_event_loop = uvloop.new_event_loop
 

@@ -1,11 +1,10 @@
-"""What each part of the way of one webhook does in our receiver, for callgrind to count.
+"""Runs each part of a webhook's path in the receiver, so that callgrind can count it.
 
     valgrind --tool=callgrind --dump-before=getpriority python -m bench.webhook_parts
 
-As `message_parts` does of a message: each part is done `MESSAGES` times by the receiver's own
-objects; broker, network and output are stand-ins that do nothing. With the name of a preset as an
-argument the webhooks are a person's message as its service sends it, published as a normalized
-event, or with `raw` behind it as it is.
+Like `message_parts`: the receiver's own objects run each part `MESSAGES` times. Broker, network and
+output are stand-ins that do nothing. With a preset as argument, the webhooks are inbound messages
+of its service, published as normalized events, or unchanged with the argument `raw`.
 """
 
 import asyncio
@@ -47,13 +46,13 @@ from bridge.webhook.signatures.verify import sign
 _CHANNEL: Final = 1
 _FORM: Final = "application/x-www-form-urlencoded"
 _JSON: Final = "application/json"
-# An arbitrary key of a service that signs with Ed25519.
+# A test key for Ed25519.
 _PRIVATE_KEY: Final = bytes(range(32))
 _DATE: Final = b"date: Sun, 22 Nov 2026 21:00:00 GMT\r\n"
 
 
 def write_request(preset: Preset, endpoint: Endpoint) -> bytes:
-    """Write the request of a webhook as its service sends it."""
+    """Return the request of a webhook as its service sends it."""
     body, content_type = BODY, _JSON
     if preset != "generic":
         example = documented_webhooks(preset)[0]
@@ -74,7 +73,7 @@ def write_request(preset: Preset, endpoint: Endpoint) -> bytes:
 
 
 class _Peer(asyncio.Transport):
-    """The other side of a connection, which reads whatever is written."""
+    """The other side of a connection, which discards all data."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +86,7 @@ class _Peer(asyncio.Transport):
         return False
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Write at once, so that there is no buffer."""
+        """Ignore limits, because writes are not buffered."""
 
     def get_write_buffer_size(self) -> int:
         return 0
@@ -99,7 +98,7 @@ class _Channel:
 
 
 class Bench:
-    """A receiver whose parts are called one by one."""
+    """A receiver whose parts are called separately."""
 
     def __init__(self, preset: Preset, body: str | None = None) -> None:
         configure_logging("info", "json", stream=Output())
@@ -129,7 +128,7 @@ class Bench:
         self.counted = Counted()
 
     async def all_of_it(self) -> None:
-        """Take requests from their bytes to the bytes of their responses."""
+        """Process requests from their bytes to the bytes of their responses."""
         peers, connections = [], []
         occupancy: Occupancy[ServerConnection] = Occupancy(self.limits)
         for _ in range(AT_ONCE):
@@ -144,7 +143,7 @@ class Bench:
                 for connection in connections:
                     connection.get_buffer(-1)[:size] = self._request
                     connection.buffer_updated(size)
-                # What was published leaves, and then its confirms come.
+                # The publishes are written before their confirms arrive.
                 await asyncio.sleep(0)
                 self.confirm()
                 written += 1
@@ -153,12 +152,12 @@ class Bench:
         self.counted.end(ALL)
 
     def confirm(self) -> None:
-        """Have the broker confirm all that waits, at once."""
+        """Confirm all pending publishes at once."""
         tag = frames._TAG_AND_BITS.pack(self._confirms._last_tag, 1)
         self._reading.data_received(frames._frame(frames.METHOD, _CHANNEL, frames._ACK + tag))
 
     async def one_by_one(self) -> None:
-        """Do the same part by part."""
+        """Process requests part by part."""
         receiver, counted = self.receiver, self.counted
         parser = RequestParser(self.limits, receiver.judge)
         requests: list[Request] = []
@@ -195,7 +194,7 @@ class Bench:
 
 
 def _configure(preset: Preset, body: str | None) -> tuple[WebhookSettings, Endpoint]:
-    """Configure the one endpoint; a proxy in front signs for a service that does not."""
+    """Configure the endpoint. For a service without signatures, a proxy signs."""
     given = {"preset": preset, "public_url": "https://sms.example.com/webhooks", "body": body}
     public_key = Ed25519PrivateKey.from_private_bytes(_PRIVATE_KEY).public_key()
     of_service = {"secrets": [SECRET.ljust(32, "-")]}
@@ -220,7 +219,7 @@ def _bridge_metrics(exchange: str) -> BridgeMetrics:
 
 
 async def main() -> None:
-    """Do all of it, then each part."""
+    """Run the whole path, then each part."""
     preset, body = (*sys.argv[1:3], None, None)[:2]
     bench = Bench(cast("Preset", preset or "generic"), body)
     await bench.all_of_it()

@@ -1,7 +1,7 @@
-"""The verdict of a soak: what became of each message, and why any was POSTed again.
+"""Judges a soak: the outcome of each message, and the cause of each repeated POST.
 
-Pure: `Evidence` holds all the facts. The rules are those of Jepsen's `total-queue`: a message that
-was confirmed to the publisher must be sent or dead at the end, and no other message may appear.
+A pure function of `Evidence`. The rules are those of Jepsen's `total-queue`: a message that was
+confirmed to the publisher must be sent or dead at the end, and no other message may appear.
 """
 
 import bisect
@@ -26,22 +26,22 @@ WORKER_KILL: Final = "worker kill -9"
 WORKER_FREEZE: Final = "worker frozen"
 API_503_LATER: Final = "API 503 with Retry-After"
 
-# With the faults of a soak no message can be invalid, refused or expired.
+# In a soak, no message is invalid, refused or expired.
 EXPECTED_DEATHS: Final = frozenset({"uncertain", "exhausted"})
 
 CLOCK_SECONDS: Final = 0.5
-# A POST takes at most two seconds, and its ack a little more: an older one was settled before.
+# A POST takes at most two seconds, and its ack a little more. Older POSTs are already settled.
 IN_FLIGHT_SECONDS: Final = 5.0
-# A busy service may read a POST this long after the worker has given it up.
+# How long after the worker has given up a POST a busy service may still read it.
 LATE_SECONDS: Final = 2.0
-# A broker that was frozen closes connections with missed heartbeats only when it continues.
+# A frozen broker closes connections with missed heartbeats only when it resumes.
 CLOSING_SECONDS: Final = 3.0
 SHOWN: Final = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One fault on the nemesis' timeline, in unix seconds."""
+    """A fault on the timeline, in Unix seconds."""
 
     kind: str
     group: Group
@@ -50,12 +50,12 @@ class Fault:
     detail: str = ""
 
     def covers(self, moment: float) -> bool:
-        """Say whether it was at work at a moment."""
+        """Return whether the fault was active at a time."""
         return self.started - CLOCK_SECONDS <= moment <= self.ended + CLOCK_SECONDS
 
 
 class Post(NamedTuple):
-    """One POST that reached the service; `message_id` is told by the number that it went to."""
+    """A POST that reached the service. `message_id` is derived from the phone number."""
 
     message_id: str | None
     key: str | None
@@ -65,7 +65,7 @@ class Post(NamedTuple):
 
 
 class DeadLetter(NamedTuple):
-    """One message of the dead-letter queue."""
+    """A dead letter."""
 
     message_id: str
     reason: str
@@ -73,12 +73,11 @@ class DeadLetter(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """All the facts, once every process has ended.
+    """The facts, collected after every process has ended.
 
-    `published` counts the attempts to publish each message. `slow` and `cut` have the times at
-    which a worker logged that an answer timed out, or that its connection was lost, by idempotency
-    key. `nameless` messages were published without an id. `rows` are the messages of each ordering
-    key, in the order of their publication.
+    `published` counts the attempts to publish each message. `slow` and `cut` contain the times at
+    which a worker logged a timeout or a lost connection, by idempotency key. `nameless` messages
+    were published without an id. `rows` are the messages of each ordering key, in order.
     """
 
     published: Mapping[str, int]
@@ -97,9 +96,9 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Extra:
-    """A POST of a message after another one, `root`, that may have been accepted.
+    """A POST of a message after `root`, another POST that may have been accepted.
 
-    `fault` is the kill, the freeze or the lost connection that caused it.
+    `fault` is the kill, freeze or lost connection that caused it.
     """
 
     root: Post
@@ -111,7 +110,7 @@ class Extra:
 
 @dataclass(slots=True, kw_only=True)
 class Verdict:
-    """The numbers, and a line in `problems` for each thing that must not be."""
+    """The counts, and a line in `problems` for each broken promise."""
 
     published: int
     confirmed: int
@@ -134,7 +133,7 @@ class Verdict:
 
 
 def check(evidence: Evidence) -> Verdict:
-    """Compare what was promised with what happened."""
+    """Compare the promises with the evidence."""
     checker = _Checker(evidence)
     verdict = checker.count()
     verdict.problems = [*checker.find_losses(verdict), *checker.find_repeats(verdict)]
@@ -158,7 +157,7 @@ class _Checker:
         self._extras = [extra for posts in self._by_message.values() for extra in self._find(posts)]
 
     def count(self) -> Verdict:
-        """Put every message into its column."""
+        """Count every message by its outcome."""
         evidence = self._evidence
         sent = {post.message_id for post in evidence.posts if post.accepted and post.message_id}
         dead = {letter.message_id for letter in evidence.dead}
@@ -187,7 +186,7 @@ class _Checker:
         )
 
     def find_losses(self, verdict: Verdict) -> Iterator[str]:
-        """Say which messages did not come to an end that was promised."""
+        """Find lost messages, and other forbidden outcomes."""
         if verdict.lost:
             yield f"{len(verdict.lost)} confirmed messages are lost"
         if verdict.unexpected:
@@ -200,7 +199,7 @@ class _Checker:
             yield f"{count} dead letters never met a fault of the API"
 
     def find_repeats(self, verdict: Verdict) -> Iterator[str]:
-        """Say which POSTs should not have been."""
+        """Find POSTs that should not have happened."""
         if verdict.new_keys:
             yield f"{len(verdict.new_keys)} messages were POSTed with a key that is not theirs"
         if verdict.out_of_order:
@@ -215,9 +214,9 @@ class _Checker:
             yield f"{count} extra POSTs by a worker that did not ask the others"
 
     def _overtaken(self, row: Sequence[str]) -> Iterator[str]:
-        """Name the messages that were POSTed before an earlier one of their row was accepted.
+        """Find messages that overtook an earlier message with the same ordering key.
 
-        An earlier message that was never accepted is dead or lost, and is judged as such.
+        Earlier messages that were never accepted are dead or lost, and judged as such.
         """
         accepted_at = 0.0
         for message in row:
@@ -228,7 +227,7 @@ class _Checker:
             accepted_at = max(accepted_at, first)
 
     def _strangers(self) -> Iterator[str]:
-        """Name the messages with a POST under another key than their own."""
+        """Find messages that were POSTed with another message's key."""
         for message, posts in self._by_message.items():
             if message not in self._evidence.nameless:
                 if any(post.key != message for post in posts):
@@ -237,9 +236,9 @@ class _Checker:
                 yield message
 
     def _has_changed(self, before: Post, after: Post) -> bool:
-        """Say whether a message without an id got another key although its worker lived.
+        """Return whether a message without an id got another key although its worker kept running.
 
-        Only that worker knew the key. A message that is published twice is two messages.
+        Only this worker knew the key. A message that is published twice counts as two messages.
         """
         if before.key == after.key or self._evidence.published.get(str(after.message_id), 0) > 1:
             return False
@@ -256,7 +255,7 @@ class _Checker:
     # Extra POSTs and their causes
 
     def _find(self, posts: Sequence[Post]) -> Iterator[Extra]:
-        """Walk through a message's POSTs; each that follows a possible acceptance is extra."""
+        """Find the POSTs of a message that follow a possible acceptance."""
         root: Post | None = None
         was_accepted = False
         for post in posts:
@@ -276,8 +275,8 @@ class _Checker:
         return post.status >= 500
 
     def _explain(self, root: Post, post: Post) -> tuple[Cause, Fault | None]:
-        """Return the cause of a POST after one that may have been accepted."""
-        # The service may end while an answer that it has counted waits to be sent.
+        """Find the cause of a POST after a possible acceptance."""
+        # The service may end before it sends an answer that it has counted.
         cut = self._evidence.cut.get(root.key or "", ())
         was_cut = any(root.at <= moment <= post.at for moment in cut)
         is_answered = root.accepted and root.status is not None and not was_cut
@@ -293,13 +292,13 @@ class _Checker:
         began = root.at - (LATE_SECONDS if root.status is None else 0)
         if any(began <= moment <= post.at for moment in given_up):
             return "slow_answer", None
-        # A worker recognises what the publisher repeats, as long as the process lives.
+        # A worker recognises repeats of the publisher as long as its process runs.
         is_nameless = post.message_id in self._evidence.nameless
         was_restarted = any(root.at <= fault.ended <= post.at for fault in self._restarts)
         may_be_another = self._evidence.workers > 1 or is_nameless or was_restarted
         if may_be_another and self._evidence.published.get(post.message_id, 0) > 1:
             return "publisher_repeat", None
-        # When a connection is lost, another worker is given what was in flight, and must ask.
+        # After a lost connection, another worker receives the messages in flight, and must ask.
         if self._evidence.workers > 1:
             loss = _find_in_flight(self._losses, root.at, post.at, CLOSING_SECONDS)
             if loss is not None:
@@ -307,7 +306,7 @@ class _Checker:
         return "unexplained", None
 
     def _most_doubled(self, cause: Cause) -> int:
-        """Count the messages that were doubled by the worst fault behind a cause."""
+        """Count the messages that the worst fault of a cause doubled."""
         faults = [
             e.fault.started for e in self._extras if e.doubled and e.fault and e.cause == cause
         ]
@@ -332,12 +331,12 @@ class _Checker:
     # Time to recover
 
     def _measure_recovery(self) -> dict[str, list[float]]:
-        """Return, by kind of fault, the seconds from its end to the next accepted POST."""
+        """Return the seconds from a fault's end to the next accepted POST, by kind of fault."""
         accepted = sorted(post.at for post in self._evidence.posts if post.accepted)
         waits: defaultdict[str, list[float]] = defaultdict(list)
         for fault in self._evidence.faults:
             place = bisect.bisect_left(accepted, fault.ended)
-            # A round of a long run has the faults of earlier rounds, too.
+            # In a long run, the evidence also contains faults of earlier rounds.
             if 0 < place < len(accepted):
                 waits[fault.kind].append(accepted[place] - fault.ended)
         return waits
@@ -346,9 +345,9 @@ class _Checker:
 def _find_in_flight(
     faults: Sequence[Fault], begin: float, end: float, after_seconds: float
 ) -> Fault | None:
-    """Find a fault that hit a message POSTed at `begin` and again at `end`.
+    """Find a fault that affected a message POSTed at `begin` and again at `end`.
 
-    A fault hits what comes in until `after_seconds` after its end.
+    A fault affects messages until `after_seconds` after its end.
     """
     latest = min(end, begin + IN_FLIGHT_SECONDS)
     struck = (f for f in faults if begin <= f.ended + after_seconds and f.started <= latest)

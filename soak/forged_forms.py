@@ -1,4 +1,4 @@
-"""Forgeries of forms: the signed row cut elsewhere, so that one signature fits another form."""
+"""Forges forms: other forms whose signed content is the same, so that the signature still fits."""
 
 import base64
 import hmac
@@ -24,7 +24,7 @@ _PLANTED: Final = (
 
 
 def means_the_same(one: bytes, other: bytes) -> bool:
-    """Say whether two bodies are the same form to a reader who takes what he can get."""
+    """Return whether a lenient reader sees the same form in two bodies."""
     return _read(one) == _read(other)
 
 
@@ -33,9 +33,9 @@ def _read(body: bytes) -> list[tuple[str, str]]:
 
 
 def forge_cut(rng: Random, genuine: Genuine) -> Request | None:
-    """Move the borders of names and values, under a signature that stays right.
+    """Move the borders of names and values without changing the signed content.
 
-    Where a parameter is that nobody knows yet, its own borders cannot be told.
+    The borders of an unknown parameter cannot be determined.
     """
     if NEW_NAME in genuine.request.body.decode():
         return None
@@ -49,18 +49,18 @@ def forge_cut(rng: Random, genuine: Genuine) -> Request | None:
     before, behind = pairs[:place], pairs[place + 1 :]
     forged = rng.choice(
         (
-            # A longer or a shorter name.
+            # A longer or shorter name.
             [*before, (row[:cut], row[cut:]), *behind],
-            # Swallowed by the one before it, with others or without.
+            # Merged into the parameter before it, alone or with others.
             [*before[:-1], (before[-1][0], before[-1][1] + row), *behind] if before else None,
             [*before, (name, value + "".join(map("".join, behind)))],
-            # Cut in two, or in three.
+            # Split in two or three.
             [*before, (name, value[:cut]), (value[cut:], ""), *behind],
             [*before, (name, value[:cut]), (value[cut : cut + 3], value[cut + 3 :]), *behind],
-            # Said twice: a reader takes the first or the last.
+            # Duplicated: readers take the first or the last one.
             [*pairs, (name, value)],
             [*pairs, (name, "")],
-            # Nothing at all.
+            # An empty form.
             [],
             [("", "".join(map("".join, pairs)))],
         )
@@ -78,7 +78,7 @@ def _with(genuine: Genuine, body: bytes) -> Request:
 
 
 def _moved_to_query(rng: Random, genuine: Genuine, pairs: list[tuple[str, str]]) -> Request:
-    """Read the first parameters as the end of the query."""
+    """Move the first parameters to the end of the query."""
     count = rng.randrange(1, len(pairs) + 1)
     moved = "".join(map("".join, pairs[:count]))
     query = genuine.request.query + quote(moved, safe="+:").encode()
@@ -86,9 +86,9 @@ def _moved_to_query(rng: Random, genuine: Genuine, pairs: list[tuple[str, str]])
 
 
 def _forge_planted(rng: Random, genuine: Genuine) -> Request:
-    """Have a stranger write a parameter into a text, and take it for one.
+    """Split a parameter off a text that a stranger wrote.
 
-    What stands behind the text goes into the planted parameter: the row stays the same.
+    The parameters after the text become part of the new parameter, so that the signature fits.
     """
     scheme = genuine.scheme
     text_name = "Text" if scheme.parameters is PLIVO else "Body"
@@ -111,7 +111,7 @@ def _forge_planted(rng: Random, genuine: Genuine) -> Request:
 
 
 def forge_type(rng: Random, genuine: Genuine) -> Request | None:
-    """Say that the form is something else, or in another character set."""
+    """Change the content type or the character set of the form."""
     types = (
         (),
         (b"",),

@@ -1,4 +1,4 @@
-"""Forgeries of JSON Web Tokens: other claims, other algorithms, more than one token."""
+"""Forges JSON Web Tokens: other claims, other algorithms, several tokens."""
 
 import base64
 import hmac
@@ -11,13 +11,13 @@ from soak.genuine_requests import Genuine, Request
 
 
 def forge_claims(rng: Random, genuine: Genuine) -> Request:
-    """Change what the token says, or how it says that it is signed."""
+    """Change the claims of the token, or its algorithm."""
     header, claims = (_read(part) for part in _token(genuine).split(".")[:2])
     return rng.choice((_other_claims, _other_algorithm, _several))(rng, genuine, header, claims)
 
 
 def forge_lifetime(rng: Random, genuine: Genuine) -> Request:
-    """Replay a token when its time is over, or before it begins."""
+    """Replay a token before or after its lifetime."""
     claims = _read(_token(genuine).split(".")[1])
     tolerance = genuine.scheme.tolerance_seconds
     far = 10 ** rng.uniform(-2, 9)
@@ -29,7 +29,7 @@ def forge_lifetime(rng: Random, genuine: Genuine) -> Request:
 def _other_claims(
     rng: Random, genuine: Genuine, header: dict[str, Any], claims: dict[str, Any]
 ) -> Request:
-    """Leave a claim out, or make it another, with the right signature below it or the old one."""
+    """Remove or change a claim, and keep the signature or sign again."""
     needed = ["payload_hash", genuine.scheme.timestamp_from or ""]
     if genuine.scheme.expires:
         needed += ["url_hash", "iss", "exp"]
@@ -60,7 +60,7 @@ def _other_claims(
 def _other_algorithm(
     rng: Random, genuine: Genuine, header: dict[str, Any], claims: dict[str, Any]
 ) -> Request:
-    """Name another algorithm, with a signature that would be right for it, or none."""
+    """Name another algorithm, with a valid signature for it or none."""
     kinds: tuple[tuple[dict[str, Any], str | None], ...] = (
         ({"alg": "none"}, None),
         ({"alg": "None"}, None),
@@ -80,7 +80,7 @@ def _other_algorithm(
     named, name = rng.choice(kinds)
     other = {key: value for key, value in header.items() if key != "alg"} | named
     if rng.random() < 0.2:
-        # The unsigned token keeps somebody's signature.
+        # The unsigned token keeps a signature.
         return genuine.headed(_bearer(genuine) + _signed(other, claims, genuine.key, "sha256"))
     token = _signed(other, claims, genuine.key, name)
     return genuine.headed(_bearer(genuine) + token)
@@ -89,7 +89,7 @@ def _other_algorithm(
 def _several(
     rng: Random, genuine: Genuine, header: dict[str, Any], claims: dict[str, Any]
 ) -> Request:
-    """Send more or less than one token, or none in its place."""
+    """Send several tokens, part of a token, or none."""
     token, bearer = _token(genuine), _bearer(genuine)
     begin, claimed, digest = token.split(".")
     other = _signed(header, claims | {"payload_hash": "0" * 64}, b"secret")

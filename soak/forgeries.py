@@ -1,8 +1,8 @@
-"""A million forgeries: genuine requests of every preset, each changed so that it must be refused.
+"""Forges a million webhooks: genuine requests of every preset, changed so that none is valid.
 
     python soak/forgeries.py --count 1000000 --seed 1
 
-Exit code 0: none was accepted, and every genuine request was. 1: otherwise. 2: bad usage.
+Exit status 0: every genuine request was accepted, and no forgery. 1: otherwise. 2: bad usage.
 """
 
 import argparse
@@ -45,7 +45,7 @@ from soak.genuine_requests import (
 )
 
 CHUNK: Final = 2_000
-# So many forgeries are made of one genuine request.
+# Number of forgeries per genuine request.
 PER_GENUINE: Final = 20
 SHOWN: Final = 10
 PLAIN_WIDTH: Final = 180
@@ -58,12 +58,12 @@ _BASE64URL: Final = _BASE64[:-2] + "-_"
 Verifier: TypeAlias = Callable[..., object]
 
 
-# --- Ways to forge: each returns a request that must be refused, or None when what came about ----
-# --- means the same as the genuine one.
+# --- Ways to forge: each returns a request that must be refused, or None if the result means ----
+# --- the same as the genuine one.
 
 
 def forge_digest(rng: Random, genuine: Genuine) -> Request | None:
-    """Put another digest in the place of the right one, correctly written."""
+    """Replace the digest by another one in the right format."""
     digest = genuine.digest
     size = len(digest)
     place, other = rng.randrange(size), bytearray(digest)
@@ -89,13 +89,13 @@ def forge_digest(rng: Random, genuine: Genuine) -> Request | None:
 
 
 def _same_scalar(digest: bytes) -> bytes:
-    """Add the group's order to the scalar: the same signature to who does not check (RFC 8032)."""
+    """Add the group's order to the scalar, which lenient verifiers accept (RFC 8032)."""
     scalar = int.from_bytes(digest[32:], "little") + _ED25519_ORDER
     return digest[:32] + scalar.to_bytes(33, "little")[: len(digest) - 32]
 
 
 def forge_text(rng: Random, genuine: Genuine) -> Request | None:
-    """Replace, insert, delete or swap characters anywhere in the signature's header."""
+    """Replace, insert, delete or swap characters in the signature header."""
     value = genuine.front + genuine.text
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         place = rng.randrange(len(value))
@@ -115,18 +115,18 @@ def forge_text(rng: Random, genuine: Genuine) -> Request | None:
 
 
 def is_same(scheme: Scheme, one: str, other: str) -> bool:
-    """Say whether two values of the signature's header mean the same."""
+    """Return whether two values of the signature header mean the same."""
     return _meaning(scheme, one) == _meaning(scheme, other)
 
 
 def _meaning(scheme: Scheme, value: str) -> list[str]:
-    """Read a header as generously as any service may write it, apart from the code under test.
+    """Read a header leniently, and independently of the code under test.
 
-    White space around a value or an entry, the case of hex, and entries of versions that are not
-    known mean nothing; `v1` and the time do.
+    Only `v1` and the time have a meaning. White space around values and entries, the case of hex,
+    and entries of unknown versions have none.
     """
     if scheme.header == "Authorization":
-        # The name of the login's scheme has no case (RFC 9110, 11.1).
+        # The scheme of Authorization is case-insensitive (RFC 9110, 11.1).
         value = re.sub(r"^[ \t]*bearer[ \t]+", "Bearer ", value, flags=re.IGNORECASE)
     between, mark = LISTED.get(scheme.format, ("\n", ""))
     entries = [entry.strip(" \t") for entry in value.strip(" \t").split(between)]
@@ -139,7 +139,7 @@ def _meaning(scheme: Scheme, value: str) -> list[str]:
 
 
 def forge_spelling(rng: Random, genuine: Genuine) -> Request | None:
-    """Write the right digest in a way that only a lenient decoder takes."""
+    """Encode the right digest in a way that only a lenient decoder accepts."""
     text = genuine.text
     if genuine.scheme.format == "jwt":
         return _respell_token(rng, genuine)
@@ -166,7 +166,7 @@ def forge_spelling(rng: Random, genuine: Genuine) -> Request | None:
 
 
 def _respell_token(rng: Random, genuine: Genuine) -> Request:
-    """Spell the last part of a token otherwise; 32 bytes leave two bits of its last character."""
+    """Encode the last part of a token differently: 32 bytes leave two unused bits at its end."""
     text = genuine.text
     place = rng.randrange(1, len(text))
     last = _BASE64URL.index(text[-1])
@@ -194,7 +194,7 @@ _FULLWIDTH: Final = {ord(c): 0xFEE0 + ord(c) for c in "0123456789ABCDEFabcdef"}
 def _loose_base64(rng: Random, text: str) -> Iterator[str]:
     bare = text.rstrip("=")
     last = _BASE64.index(bare[-1])
-    # The bits of the last character that no byte needs.
+    # Unused bits of the last character.
     spare = 4 if len(text) - len(bare) == 1 else 16
     yield bare[:-1] + _BASE64[last ^ rng.randrange(1, spare)] + text[len(bare) :]
     yield bare
@@ -206,7 +206,7 @@ def _loose_base64(rng: Random, text: str) -> Iterator[str]:
 
 
 def forge_header(rng: Random, genuine: Genuine) -> Request | None:
-    """Leave the signature's header out, double it, rename it, or fill it with too much."""
+    """Remove, double, rename or overfill the signature header."""
     scheme, request = genuine.scheme, genuine.request
     value = genuine.front + genuine.text
     wrong = genuine.front + genuine.spell(rng.randbytes(len(genuine.digest)))
@@ -214,7 +214,7 @@ def forge_header(rng: Random, genuine: Genuine) -> Request | None:
     renamed = rng.choice((name + b"-", b"x-" + name, name.replace(b"-", b"_") + b"_", name[:-1]))
     bare = request.having(scheme.header)
     whole, doubled = value.encode(), (value.encode(), value.encode())
-    # A bare signature may have its own algorithm before it, and no other.
+    # A bare signature may have a prefix with its own algorithm, but no other.
     prefixes = {"sha1=", "sha256=", "sha512=", "sha256:", "Bearer "} - {f"{scheme.algorithm}="}
     requests = [
         bare,
@@ -250,7 +250,7 @@ def _spoil_list(rng: Random, genuine: Genuine) -> Iterator[Request]:
 
 
 def forge_body(rng: Random, genuine: Genuine) -> Request | None:
-    """Change the body under a signature that stays."""
+    """Change the body, but not the signature."""
     body = genuine.request.body
     place = rng.randrange(len(body))
     flipped = bytearray(body)
@@ -283,7 +283,7 @@ def _reserialize(body: bytes) -> bytes:
 
 
 def forge_time(rng: Random, genuine: Genuine) -> Request | None:
-    """Change or respell the time under a signature that stays."""
+    """Change the time or its format, but not the signature."""
     given = _read_time(genuine)
     place = rng.randrange(len(given))
     digit = rng.choice("0123456789")
@@ -318,7 +318,7 @@ def _write_time(genuine: Genuine, text: str) -> Request:
 
 
 def forge_moment(rng: Random, genuine: Genuine) -> Request | None:
-    """Replay it when its time is over, or before it begins."""
+    """Replay the request before or after its tolerance."""
     if genuine.scheme.format == "jwt":
         return forge_lifetime(rng, genuine)
     tolerance = genuine.scheme.tolerance_seconds
@@ -328,7 +328,7 @@ def forge_moment(rng: Random, genuine: Genuine) -> Request | None:
 
 
 def forge_id(rng: Random, genuine: Genuine) -> Request | None:
-    """Give the event another id or nonce, or cut the signed content elsewhere."""
+    """Change the id or nonce, or split the signed content differently."""
     name = genuine.scheme.id_header or genuine.scheme.nonce_header or ""
     given = genuine.request.value(name)
     time_name = genuine.scheme.timestamp_from
@@ -338,7 +338,7 @@ def forge_id(rng: Random, genuine: Genuine) -> Request | None:
         moved = genuine.request.having(name, f"{given}.{at}".encode())
         return replace(moved, body=rest)
     if genuine.scheme.nonce_header and rng.random() < 0.2:
-        # What stands before the nonce moves into it.
+        # Text before the nonce becomes part of the nonce.
         body = genuine.request.body
         moved = genuine.request.having(name, body[-1:] + b"." + given.encode())
         return replace(moved, body=body[:-1])
@@ -360,7 +360,7 @@ def forge_id(rng: Random, genuine: Genuine) -> Request | None:
 
 
 def forge_query(rng: Random, genuine: Genuine) -> Request | None:
-    """Change the query that is signed, or what it says of the body."""
+    """Change the signed query, or its digest of the body."""
     query = genuine.request.query
     place = rng.randrange(len(query) + 1)
     body = genuine.request.body + b"!"
@@ -386,7 +386,7 @@ def forge_query(rng: Random, genuine: Genuine) -> Request | None:
 
 
 def forge_key(rng: Random, genuine: Genuine) -> Request | None:
-    """Sign the right content with another key, or another algorithm."""
+    """Sign the right content with another key or algorithm."""
     key, scheme = genuine.key, genuine.scheme
     if scheme.algorithm == "ed25519" or scheme.format == "jwt":
         return _sign_otherwise(rng, genuine)
@@ -414,7 +414,7 @@ def forge_key(rng: Random, genuine: Genuine) -> Request | None:
 
 
 def _sign_otherwise(rng: Random, genuine: Genuine) -> Request:
-    """Sign with another key, or as HMAC with what everybody knows: the public key."""
+    """Sign with another key, or by HMAC with the public key."""
     scheme, content = genuine.scheme, _content(genuine)
     other = sign(
         scheme,
@@ -435,7 +435,7 @@ def _sign_otherwise(rng: Random, genuine: Genuine) -> Request:
 
 
 def _content(genuine: Genuine) -> bytes:
-    """Put together what was signed, apart from the code under test."""
+    """Build the signed content independently of the code under test."""
     scheme, request = genuine.scheme, genuine.request
     if scheme.format == "jwt":
         return genuine.front.removeprefix("Bearer ").rstrip(".").encode()
@@ -478,12 +478,12 @@ FORGERS: Final[Mapping[str, tuple[Forger, Callable[[Genuine], object]]]] = {
 }
 
 
-# --- Trying them ---------------------------------------------------------------------------------
+# --- Attack -------------------------------------------------------------------------------------
 
 
 @dataclass
 class Tally:
-    """How many forgeries there were of each preset and kind, and which were accepted."""
+    """Number of forgeries by preset and kind, and the accepted ones."""
 
     tried: Counter[tuple[str, str]] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
@@ -494,16 +494,16 @@ class Tally:
 
     @property
     def count(self) -> int:
-        """All forgeries."""
+        """Return the number of all forgeries."""
         return sum(self.tried.values())
 
     @property
     def is_clean(self) -> bool:
-        """Whether all was as it must be, and not for want of trying."""
+        """Whether enough was tried, and nothing failed."""
         return not self.accepted and not self.refused_genuine and self.genuine > 0
 
     def add(self, other: "Tally") -> None:
-        """Add another's numbers."""
+        """Add the numbers of another tally."""
         self.tried += other.tried
         self.faults += other.faults
         self.same += other.same
@@ -513,10 +513,10 @@ class Tally:
 
 
 def attack(count: int, *, seed: str, verifier: Verifier = verify) -> Tally:
-    """Try so many forgeries on a verifier, evenly over presets and kinds."""
+    """Try a number of forgeries on a verifier, spread evenly over presets and kinds."""
     rng, tally = Random(seed), Tally()
     names = list(SCHEMES)
-    # Not always the same, or the first ones would get more than their share.
+    # Shuffled, or the first ones would get more than their share.
     first = rng.randrange(len(names))
     while tally.count < count:
         name = names[(first + tally.genuine) % len(names)]
@@ -539,7 +539,7 @@ def attack(count: int, *, seed: str, verifier: Verifier = verify) -> Tally:
 
 
 def _try(verifier: Verifier, genuine: Genuine, request: Request) -> str | None:
-    """Return why a request was refused, or None when it was accepted."""
+    """Return why a request was refused, or None if it was accepted."""
     try:
         verifier(
             genuine.scheme,
@@ -560,7 +560,7 @@ def _attack(job: tuple[int, str]) -> Tally:
 
 
 def attack_in_parallel(count: int, *, seed: int, processes: int) -> Tally:
-    """Try so many forgeries on the verifier; the result does not depend on the processes."""
+    """Try a number of forgeries in several processes. The result does not depend on how many."""
     sizes = [CHUNK] * (count // CHUNK) + [count % CHUNK] * (count % CHUNK > 0)
     jobs = [(size, f"{seed}/{number}") for number, size in enumerate(sizes)]
     tally = Tally()
@@ -570,11 +570,11 @@ def attack_in_parallel(count: int, *, seed: int, processes: int) -> Tally:
     return tally
 
 
-# --- Telling -------------------------------------------------------------------------------------
+# --- Report --------------------------------------------------------------------------------------
 
 
 def draw(console: Console, tally: Tally, *, seed: int, seconds: float) -> None:
-    """Print the numbers, and what was accepted though it must not be."""
+    """Print the numbers and the accepted forgeries."""
     accepted = Counter((name, kind) for name, kind, _ in tally.accepted)
     table = Table(title=f"Forgeries tried, seed {seed}", title_justify="left")
     table.add_column("preset")
@@ -605,7 +605,7 @@ def draw(console: Console, tally: Tally, *, seed: int, seconds: float) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Try the forgeries that the command line asks for and return the exit code."""
+    """Run the command line, and return the exit status."""
     options: Any = _parse(arguments)
     console = Console(highlight=False, soft_wrap=True)
     if not console.is_terminal:

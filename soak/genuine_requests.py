@@ -1,4 +1,4 @@
-"""Webhooks as the services would send them, of every preset, and the parts they are made of."""
+"""Genuine webhooks of every preset, and their parts."""
 
 import base64
 import json
@@ -20,19 +20,19 @@ SCHEMES: Final[Mapping[str, Scheme]] = {
     for name, scheme in schemes.SCHEMES.items()
 }
 VISIBLE: Final = [chr(number) for number in range(33, 127)]
-# Between entries, and before a signature, of the formats that have several.
+# Separators between entries, and prefixes of signatures, by format.
 LISTED: Final = {"kv": (",", "v1="), "list": (" ", "v1,")}
-# Beside the right one; as long as a public key.
+# A second secret, as long as a public key.
 OLDER_KEY: Final = b"an older key, which is not in use"[:32]
 FORM: Final = "application/x-www-form-urlencoded"
 JSON: Final = "application/json"
-# How long a token of MessageBird holds that is made here.
+# Lifetime of MessageBird's tokens.
 LIFETIME_SECONDS: Final = 60
 
-# A parameter that the service has come up with, and how many forms have it.
+# A parameter that no preset knows, and the share of forms that have it.
 NEW_NAME: Final = "ZNewOne"
 _NEW_NAMES: Final = 0.1
-# What people write, and what could be taken for the names of parameters.
+# Texts, some of which look like names of parameters.
 _WORDS: Final = (
     *("From", "To", "Body lotion", "Text me", "Typewriter", "Units", "Status?", "MediaCount"),
     *("hello", "12345", "+15550100", "From +15550100", "To: 12345", "a=b&c=d", "100%", "%41"),
@@ -42,7 +42,7 @@ _WORDS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What arrives: headers as a server hands them over, a body, a query, and when."""
+    """A received request: headers as the server passes them on, body, query and time."""
 
     headers: tuple[tuple[bytes, bytes], ...]
     body: bytes
@@ -50,7 +50,7 @@ class Request:
     now: float
 
     def having(self, name: str, *values: bytes) -> "Request":
-        """Return it with these values of a header, in the place of the one that it has."""
+        """Return the request with these values of a header."""
         key = name.lower().encode()
         others = tuple(header for header in self.headers if header[0] != key)
         return replace(self, headers=(*others, *((key, value) for value in values)))
@@ -62,10 +62,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Genuine:
-    """A request as a service would send it, and how it was made.
+    """A genuine request, and how it was made.
 
-    `front` and `text` are the two parts of the signature's header: what stands before the digest,
-    and the digest as it is written. `verifying` is the key that the receiver has.
+    The signature header is `front` plus `text`, the encoded digest. `verifying` is the receiver's
+    key.
     """
 
     scheme: Scheme
@@ -78,25 +78,25 @@ class Genuine:
 
     @property
     def is_form(self) -> bool:
-        """Whether the body is a form, of which the parameters are signed."""
+        """Whether the body is a form whose parameters are signed."""
         return self.request.value("content-type").startswith(FORM)
 
     @property
     def has_time_header(self) -> bool:
-        """Whether the time stands outside of what is signed as a token."""
+        """Whether a header outside the token contains the time."""
         return self.scheme.timestamp_from is not None and self.scheme.format != "jwt"
 
     def signed(self, text: str) -> Request:
-        """Return the request with another text in the place of the digest."""
+        """Return the request with another encoded digest."""
         value = (self.front + text).encode()
         return self.request.having(self.scheme.header, value)
 
     def headed(self, value: str) -> Request:
-        """Return the request with another value of the signature's header."""
+        """Return the request with another signature header."""
         return self.request.having(self.scheme.header, value.encode())
 
     def spell(self, digest: bytes) -> str:
-        """Write a digest as the scheme does."""
+        """Encode a digest as the scheme does."""
         if self.scheme.format == "jwt":
             return base64.urlsafe_b64encode(digest).decode().rstrip("=")
         if self.scheme.encoding == "base64":
@@ -105,7 +105,7 @@ class Genuine:
 
 
 def make_genuine(rng: Random, scheme: Scheme) -> Genuine:
-    """Make up a key, a body, a time and an id, and sign them."""
+    """Generate a key, a body, a time and an id, and sign them."""
     key = verifying = rng.randbytes(rng.randrange(16, 65))
     if scheme.algorithm == "ed25519":
         key = rng.randbytes(32)
@@ -131,7 +131,7 @@ def make_genuine(rng: Random, scheme: Scheme) -> Genuine:
 
 
 def make_form(rng: Random, scheme: Scheme, text: str | None = None) -> bytes:
-    """Make a form such as the service sends of an SMS with this text, or any."""
+    """Make a form like the service's for an SMS with this text, or with any text."""
     if text is None:
         text = " ".join(rng.choices(_WORDS, k=rng.randrange(5)))
     sender, own = f"+9995{rng.randrange(10**7):07}", f"+9995{rng.randrange(10**7):07}"
@@ -178,7 +178,7 @@ def _read_digest(scheme: Scheme, text: str) -> bytes:
 
 
 def _front(scheme: Scheme, value: str) -> str:
-    """Return what stands before the digest in the signature's header."""
+    """Return the signature header before the digest."""
     if scheme.format == "jwt":
         return value[: value.rindex(".") + 1]
     if scheme.format in LISTED:
@@ -193,12 +193,12 @@ def _make_body(rng: Random, at: int) -> bytes:
     kind = rng.randrange(4)
     if kind == 0:
         return rng.randbytes(rng.randrange(1, 200))
-    # Begins as a signed time does: a bad cut of the content could take it for one.
+    # Begins like a signed time, so that a bad split of the content could mistake it for one.
     return document if kind < 3 else b"%d.%s" % (at, document)
 
 
 def make_id(rng: Random) -> str:
-    """Make up an event's id."""
+    """Generate an event id."""
     return "msg_" + "".join(rng.choices("abcdefghij0123456789", k=rng.randrange(1, 30)))
 
 

@@ -1,7 +1,4 @@
-"""Whether a process grows: its memory and its open files, second by second, by quarters of its run.
-
-Pure: it is given the samples.
-"""
+"""Detects growth of a process's memory and open files, by comparing quarters of its run."""
 
 import statistics
 from collections.abc import Sequence
@@ -9,22 +6,22 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-# Of the memory of the third quarter, per quarter. At 150 messages a second, 2.5 % of 70 MiB are 13
-# bytes per message: less than the smallest object. The first half of the run does not count,
-# because caches fill up in it.
+# Growth per quarter, as a share of the third quarter's memory. At 150 messages per second, 2.5 % of
+# 70 MiB are 13 bytes per message, less than the smallest object. The first half does not count,
+# because caches fill up.
 MOST_GROWTH: Final = 0.025
-# Sockets come and go with faults and strangers.
+# Faults and strangers open and close sockets.
 MOST_MORE_FILES: Final = 5
-# Caches hold entries for a quarter of an hour, and must be full when the second quarter begins.
+# Caches hold entries for 15 minutes, and must be full when the second quarter begins.
 FILLED_SECONDS: Final = 900
 EDGE_SAMPLES: Final = 10
-# The second half is divided into pieces, and the largest step between two of them does not count:
-# a dict of a hundred thousand entries grows once, by 5 MiB. A leak shows in the other steps.
+# The second half is divided into pieces. The largest step between two pieces does not count: a dict
+# of 100,000 entries grows by 5 MiB at once. A leak shows in the other steps.
 PIECES: Final = 6
 
 
 class Sample(NamedTuple):
-    """The size of a process at one moment."""
+    """The size of a process at a time."""
 
     memory_bytes: int
     open_files: int
@@ -34,7 +31,8 @@ class Sample(NamedTuple):
 class Growth:
     """Memory in bytes: medians of the first and last seconds and of each quarter, and the peak.
 
-    `share` is the growth per quarter, `more_files` that of the median from second to last quarter.
+    `share` is the growth per quarter. `more_files` is the growth of the median of open files from
+    the second to the last quarter.
     """
 
     start: int
@@ -45,14 +43,14 @@ class Growth:
     more_files: int
 
     def problems(self) -> list[str]:
-        """Return what grew too much."""
+        """Describe excessive growth."""
         found = [f"memory grows by {self.share:.1%} a quarter"] * (self.share > MOST_GROWTH)
         files = [f"{self.more_files} more open files"] * (self.more_files > MOST_MORE_FILES)
         return [*found, *files]
 
 
 def measure(samples: Sequence[Sample]) -> Growth:
-    """Summarise samples taken at even intervals, of which there must be a dozen."""
+    """Summarise at least 12 samples, taken at even intervals."""
     memory = [sample.memory_bytes for sample in samples]
     first, second, third, last = _medians(memory, 4)
     pieces = _medians(memory[len(memory) // 2 :], PIECES)
@@ -74,5 +72,5 @@ def _medians(values: Sequence[int], pieces: int) -> list[int]:
 
 
 def is_judged(seconds: float) -> bool:
-    """Say whether a run was long enough to tell growth from caches that fill up."""
+    """Return whether the run was long enough to distinguish growth from filling caches."""
     return seconds / 4 >= FILLED_SECONDS

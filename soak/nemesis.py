@@ -1,4 +1,4 @@
-"""Brings one fault after the other on a rig, in an order that the seed decides."""
+"""Injects faults into a rig, one after the other, in an order that the seed decides."""
 
 import asyncio
 import struct
@@ -16,28 +16,28 @@ from tests.faults.amqp_proxy import ACK, DELIVER, Deed, Method, Sender, misnumbe
 from tests.faults.bench import CONSUME_LINK
 from tests.faults.http_proxy import Spoil
 
-# Brings a fault on and ends it; returns details of it.
+# Starts and ends a fault, and returns its details.
 Act = Callable[[], Awaitable[str]]
 
 RECOVERY_SECONDS: Final = 90.0
-# Before a fault of the broker or a worker some messages are sent up the retry ladder, by an answer
-# that says that they were not taken: messages that wait there must survive, too.
+# Before a fault of the broker or a worker, the service refuses some messages, so that they wait in
+# retry queues. They must survive too.
 LADDER_FAULT: Final[Mapping[str, object]] = {"status": 425, "count": 20}
 LADDER_SECONDS: Final = 0.8
 NO_MEMORY, MEMORY = "0.00001", "0.4"
-# How long to wait for a frame that is to be altered.
+# How long to wait for a frame to alter.
 TRAP_SECONDS: Final = 10.0
 MAX_NTH: Final = 20
-# How long a node of a cluster is away. One that is frozen is left after two heartbeats.
+# How long a node is down. Clients leave a frozen node after two missed heartbeats.
 DOWN_SECONDS: Final = 12.0
 FROZEN_SECONDS: Final = 25.0
-# A node seems to be there until it notices that it was frozen or cut off, and then starts anew.
+# A node looks healthy until it notices that it was frozen or cut off, and then restarts.
 NOTICE_SECONDS: Final = 3.0
 
-# The worker logs a frame that contradicts its own length as an error that it did not expect.
+# The worker logs a frame with a wrong length as an unexpected error.
 CUT_SHORT: Final = "cut short"
 HALVES, GARBAGE = "API cuts its answers", "API answers garbage"
-# While one of these is on, an answer that the service logged need not have reached the worker.
+# During these faults, an answer that the service logged may not have reached the worker.
 SPOILING: Final = frozenset({HALVES, GARBAGE})
 
 _API_FAULTS: Final[Mapping[str, dict[str, object]]] = {
@@ -79,7 +79,7 @@ def _cut_short(frame: bytes) -> bytes:
     return frame[:3] + struct.pack(">I", len(kept)) + kept + frame[-1:]
 
 
-# What is done to one frame; each ends its channel or its connection.
+# Changes to a frame, each of which ends its channel or connection.
 _FRAMES: Final[Mapping[str, tuple[Sender, Method, Deed]]] = {
     "connection cut before an ack": ("client", ACK, "cut"),
     "connection cut after an ack": ("client", ACK, "cut_after"),
@@ -93,7 +93,7 @@ _FRAMES: Final[Mapping[str, tuple[Sender, Method, Deed]]] = {
 
 
 class Card(NamedTuple):
-    """A kind of fault; `times` is how often it is in the deck."""
+    """A kind of fault. `times` is its number of cards in the deck."""
 
     group: Group
     kind: str
@@ -102,10 +102,10 @@ class Card(NamedTuple):
 
 
 class Nemesis:
-    """Deals faults from a shuffled deck, so that no kind is left out for long.
+    """Deals faults from a shuffled deck, so that every kind occurs regularly.
 
-    `timeline` has the faults that were brought on, `stalls` those after which nothing was sent.
-    `spoiled` are the keys of POSTs whose answer was spoiled.
+    `timeline` contains all faults, and `stalls` the faults after which nothing was sent. `spoiled`
+    contains the keys of POSTs with a spoiled answer.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Nemesis:
         self._deck = self._deal([card for card in chosen for _ in range(card.times)])
 
     async def strike(self) -> Fault:
-        """Bring on the next fault, end it, and wait until a message is sent again."""
+        """Inject the next fault, end it, and wait until a message is sent again."""
         card = next(self._deck)
         async with self._ladder_filled(needed=card.group != "api"):
             started = time.time()
@@ -176,7 +176,7 @@ class Nemesis:
         yield Card("worker", WORKER_KILL, partial(self._end_worker, is_kill=True), 4)
         yield Card("worker", "worker SIGTERM", partial(self._end_worker, is_kill=False), 3)
         if len(rig.workers) > 1:
-            # A frozen worker that is alone has nobody who could send what it has.
+            # If the only worker is frozen, nothing is sent.
             yield Card("worker", WORKER_FREEZE, self._freeze_worker, 3)
         yield Card("receiver", "receiver kill -9", self._kill_receiver, 2)
         for kind, fault in _API_FAULTS.items():
@@ -234,7 +234,7 @@ class Nemesis:
     # The roles
 
     async def _end_worker(self, *, is_kill: bool) -> str:
-        # Of ordered workers the active one is the one that has something to lose.
+        # With ordering, only the active worker has messages in flight.
         active = [worker for worker in self._rig.workers if worker.log.is_active]
         worker = self._random.choice(active or self._rig.workers)
         worker.look()
@@ -282,7 +282,7 @@ class Nemesis:
         return f"{seconds:.0f} s"
 
     async def _replace_key(self) -> str:
-        """Have the service refuse the key for some seconds, then give the workers another."""
+        """Make the service refuse the key for some seconds, then give the workers a new key."""
         await self._rig.api.set_faults({"status": 401})
         await asyncio.sleep(self._random.uniform(1, 4))
         self.new_keys += 1
@@ -329,7 +329,7 @@ class Nemesis:
         ]
 
     async def _then_in_sync(self, act: Act) -> str:
-        """Bring a fault on a node; without it there is no majority for another one meanwhile."""
+        """Inject a fault into a node. Until it is back, another fault would cost the majority."""
         assert self._rig.cluster is not None
         detail = await act()
         await self._rig.wait(NOTICE_SECONDS)

@@ -1,4 +1,4 @@
-"""What a soak counted, and its report for people."""
+"""The counts of a soak, and its report."""
 
 import statistics
 import sys
@@ -19,14 +19,14 @@ PLAIN_WIDTH: Final = 120
 
 
 def tell(text: str) -> None:
-    """Print a line with the time, at once."""
+    """Print a line with the time, without buffering."""
     sys.stdout.write(f"{time.strftime('%H:%M:%S')}  {text}\n")
     sys.stdout.flush()
 
 
 @dataclass
 class Books:
-    """The counts of all rounds together."""
+    """The counts of all rounds."""
 
     seconds: float = 0.0
     messages: Counter[str] = field(default_factory=Counter)
@@ -39,7 +39,7 @@ class Books:
     problems: list[str] = field(default_factory=list)
 
     def add(self, sms: checker.Verdict, webhooks: webhook_checker.Verdict) -> None:
-        """Add a round."""
+        """Add the counts of a round."""
         self.messages.update(
             {
                 "confirmed to the publisher": sms.confirmed,
@@ -80,7 +80,7 @@ class Books:
             self.waits[kind] += waits
 
     def summary(self) -> str:
-        """Return the account so far in a line."""
+        """Return the counts so far in a line."""
         lost = self.messages["lost"] + self.events["answered 200 and missing"]
         return (
             f"accounted for: {self.messages['confirmed to the publisher']} messages, "
@@ -94,7 +94,7 @@ def draw(
     timeline: Sequence[checker.Fault],
     growths: Mapping[str, Growth],
 ) -> None:
-    """Print the books, the faults, the growth of processes and the verdict."""
+    """Print counts, faults, growth and verdict."""
     console = Console(highlight=False, soft_wrap=True)
     if not console.is_terminal:
         console.width = PLAIN_WIDTH

@@ -1,6 +1,6 @@
-"""What a soak runs on: RabbitMQ, the sandbox as SMS service, workers and a receiver, all real.
+"""Runs the processes of a soak: RabbitMQ, the sandbox as SMS service, workers and a receiver.
 
-Each is a process; proxies stand between the roles and what they connect to.
+The roles connect to the others through proxies.
 """
 
 import asyncio
@@ -43,29 +43,29 @@ DEAD: Final = dead_queue(QUEUE)
 CONCURRENCY: Final = 50
 API_SECONDS: Final = 2
 HEARTBEAT_SECONDS: Final = 3
-# Without it hardly anything is in flight when a fault strikes.
+# Latency of the service. Without it, a fault would hit few messages in flight.
 LATENCY_SECONDS: Final = 0.2
 
 READY_SECONDS: Final = 60
-# A little more than the worker allows itself for a drain.
+# A little more than the worker's own limit for a drain.
 GRACE_SECONDS: Final = 30
 READ_OUT_SECONDS: Final = 300.0
 IDLE_SECONDS: Final = 30.0
 ACKED_TOGETHER: Final = 500
-# RabbitMQ writes the directory of its quorum queues late: see `Broker.flush`.
+# RabbitMQ writes the directory of quorum queues late. See `Broker.flush`.
 SETTLE_SECONDS: Final = 3
-# The sandbox forgets its oldest POSTs beyond this.
+# Number of POSTs that the sandbox keeps.
 LOG_LIMIT: Final = 100_000
 PAGE_BYTES: Final = 4096
 POLL_SECONDS: Final = 0.1
 SPREAD_TRIES: Final = 6
 SPREAD_SECONDS: Final = 5.0
-# Begins the `app_id` of malformed messages, which their dead letters keep.
+# Prefix of the `app_id` of malformed messages, which their dead letters keep.
 MALFORMED: Final = "malformed-"
 
 
 class SoakError(Exception):
-    """The soak cannot go on."""
+    """The soak cannot continue."""
 
 
 def read_sample(pid: int) -> Sample:
@@ -75,7 +75,7 @@ def read_sample(pid: int) -> Sample:
 
 
 class Role:
-    """A worker or the receiver: one process at a time, and the log of all of them."""
+    """A worker or receiver: its current process, and the log of all its processes."""
 
     def __init__(
         self, name: str, role: str, values: Mapping[str, Any], folder: Path, guard: Guard
@@ -89,14 +89,14 @@ class Role:
         self._child: Child | None = None
 
     def start(self) -> None:
-        """Start a process, which may not be ready yet."""
+        """Start a process without waiting until it is ready."""
         self._child = Child(
             [*PROGRAM, self._role], guard=self._guard, log=self.log.path, environ=self._environ
         )
 
     @property
     def pid(self) -> int:
-        """The id of its process."""
+        """Id of the current process."""
         return self._running.pid
 
     @property
@@ -106,7 +106,7 @@ class Role:
         return self._child
 
     def look(self) -> None:
-        """Read its log; raise SoakError if it ended by itself."""
+        """Read the log. Raise SoakError if the process ended by itself."""
         self.log.read()
         if self._child is not None and self._child.exit_code is not None:
             raise SoakError(
@@ -114,21 +114,21 @@ class Role:
             )
 
     def freeze(self) -> None:
-        """Stop it in the middle of everything."""
+        """Freeze the process."""
         self._running.signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let it continue."""
+        """Resume the process."""
         self._running.signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the process."""
         if self._child is not None:
             self._child.kill()
             self._child = None
 
     async def end(self) -> None:
-        """End it in good order, and count its exit code."""
+        """Stop the process, and count its exit status."""
         if (child := self._child) is not None:
             self._child = None
             await asyncio.to_thread(child.end, grace_seconds=GRACE_SECONDS)
@@ -136,22 +136,22 @@ class Role:
 
 
 class RoleLog:
-    """The log of a role, read piece by piece."""
+    """Reads the log of a role incrementally."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.events: Counter[str] = Counter()
-        # When answers timed out, and when their connection was lost, by idempotency key.
+        # Times of timeouts and of lost connections, by idempotency key.
         self.slow: defaultdict[str, list[float]] = defaultdict(list)
         self.cut: defaultdict[str, list[float]] = defaultdict(list)
-        # When the last message was POSTed that the service accepted.
+        # Time of the POST of the last accepted message.
         self.sent_at = 0.0
-        # Whether it is the active one of ordered workers.
+        # Whether this is the active worker (`worker.ordering`).
         self.is_active = False
         self.sent = 0
-        # How many deliveries were settled after SIGTERM.
+        # Number of deliveries settled after SIGTERM.
         self.late = 0
-        # The broker that its consumer connected to last.
+        # The broker of the consumer's last connection.
         self.host = ""
         self._offset = 0
 
@@ -167,7 +167,7 @@ class RoleLog:
         for line in whole.splitlines():
             try:
                 self._note(json.loads(line))
-            except ValueError:  # half a line of a process that was killed
+            except ValueError:  # an incomplete line of a killed process
                 self.events["unreadable"] += 1
 
     def _note(self, facts: Mapping[str, Any]) -> None:
@@ -182,7 +182,7 @@ class RoleLog:
             self.late += self.events["signal"] > 0
             if facts["outcome"] == "sent":
                 self.sent += 1
-                # What was in flight when a fault ended does not show that the worker recovered.
+                # Messages in flight at the end of a fault do not prove a recovery.
                 self.sent_at = max(self.sent_at, at - facts["seconds"])
             elif "answer_timeout" in (facts.get("detail") or ""):
                 self.slow[facts["message_id"]].append(at)
@@ -191,7 +191,7 @@ class RoleLog:
 
 
 class Api:
-    """The sandbox as SMS service, and the proxy before it."""
+    """The sandbox as SMS service, and its proxy."""
 
     def __init__(self, folder: Path, guard: Guard) -> None:
         self.port = free_ports(1)[0]
@@ -205,12 +205,12 @@ class Api:
         self._client = httpx.AsyncClient(base_url=self.url, trust_env=False, timeout=60)
 
     async def set_faults(self, *faults: Mapping[str, object]) -> None:
-        """Replace its faults; every other answer is a little late."""
+        """Replace the faults. Other answers are a little late."""
         late = {"latency_seconds": LATENCY_SECONDS}
         (await self._client.put("/sandbox/faults", json=[*faults, late])).raise_for_status()
 
     async def read_posts(self, requests: Iterable[Request]) -> list[Post]:
-        """Read every POST in its log: whose it was, and whether it was accepted."""
+        """Read every POST in the log: its message, and whether it was accepted."""
         attempts = (await self._client.get("/sandbox/requests")).json()["requests"]
         messages = (await self._client.get("/sandbox/messages")).json()["messages"]
         if len(attempts) >= LOG_LIMIT:
@@ -218,12 +218,12 @@ class Api:
         return join_log(attempts, messages, {request.number: request for request in requests})
 
     async def forget(self) -> None:
-        """Empty its log."""
+        """Clear the log."""
         for log in ("requests", "messages"):
             (await self._client.delete(f"/sandbox/{log}")).raise_for_status()
 
     async def aclose(self) -> None:
-        """End it at once."""
+        """Kill the process."""
         self.child.kill()
         await self._client.aclose()
 
@@ -233,17 +233,17 @@ def join_log(
     messages: Sequence[Mapping[str, Any]],
     by_number: Mapping[str, Request],
 ) -> list[Post]:
-    """Tell for each POST in the service's log whose it was and whether it was accepted.
+    """Return the message of each POST in the service's log, and whether it was accepted.
 
-    A message came by the last POST for its number before it. Raises SoakError if a message has
-    another text than was published, or no POST.
+    An accepted message belongs to the last POST to its number before it. Raises SoakError if a
+    message has a wrong text or no POST.
     """
     posts: list[Post] = []
     places: defaultdict[str | None, list[int]] = defaultdict(list)
     for attempt in attempts:
         number = attempt["to"]
         known = by_number.get(number or "")
-        # A number that nobody published shows as a message that nobody published.
+        # An unknown number becomes an unknown message.
         owner = known.message_id if known else number
         at = _moment(attempt)
         places[number].append(len(posts))
@@ -254,7 +254,7 @@ def join_log(
             raise SoakError(f"{request.message_id} was sent with another text")
         brought = [n for n in places[message["to"]] if posts[n].at <= at and not posts[n].accepted]
         if not brought:
-            raise SoakError(f"the sandbox logged no POST of a message of {at:.3f}")
+            raise SoakError(f"the sandbox logged no POST for a message accepted at {at:.3f}")
         posts[brought[-1]] = posts[brought[-1]]._replace(accepted=True)
     return posts
 
@@ -264,7 +264,7 @@ def _moment(entry: Mapping[str, Any]) -> float:
 
 
 class Rig:
-    """All processes of a soak. `broker` is one node, or the first of `cluster`."""
+    """All processes of a soak. `broker` is a single node, or the first node of `cluster`."""
 
     def __init__(
         self,
@@ -286,7 +286,7 @@ class Rig:
         self.secrets = MountedSecrets(folder / "secrets")
         files = self.secrets.put(current="secret-0", previous="secret-before")
         self.port, admin_port = free_ports(2)
-        # The nodes of a cluster are reached directly, so that the roles choose between them.
+        # The roles connect to the nodes of a cluster directly, so that they choose between them.
         self.urls = self.cluster.urls if self.cluster else [amqp.url]
         self._folder = folder
         self._guard = guard
@@ -311,7 +311,7 @@ class Rig:
         return [*self.workers, self.receiver]
 
     def add_worker(self, **changed: Any) -> Role:
-        """Add a worker that is not started; `worker__ordering` changes `worker.ordering`."""
+        """Add a worker without starting it. `worker__ordering` overrides `worker.ordering`."""
         values = self._values | {
             "sms_api.base_url": self.http.url,
             "sms_api.key_file": str(self.key_file),
@@ -325,7 +325,7 @@ class Rig:
         return self.workers[-1]
 
     async def start(self) -> None:
-        """Start all roles; return when they are ready and their queues survive a kill."""
+        """Start all roles, and wait until they are ready and their queues survive a kill."""
         for role in self.roles:
             role.start()
         await self.until(self._is_ready, what="all are ready")
@@ -343,21 +343,21 @@ class Rig:
         return all(consuming) and is_one_active and accepts(self.port)
 
     def look(self) -> None:
-        """Read the logs; raise SoakError if a process ended by itself."""
+        """Read the logs. Raise SoakError if a process ended by itself."""
         if (code := self.api.child.exit_code) is not None:
             raise SoakError(f"the sandbox ended by itself ({code}):\n{self.api.child.tail()}")
         for role in self.roles:
             role.look()
 
     async def wait(self, seconds: float) -> None:
-        """Wait, and look at the processes."""
+        """Wait, and check the processes."""
         await asyncio.sleep(seconds)
         self.look()
 
     async def until(
         self, check: Callable[[], object], *, what: str, seconds: float = READY_SECONDS
     ) -> None:
-        """Poll until `check` is true; raise SoakError at the deadline."""
+        """Poll until `check` is true. Raise SoakError at the deadline."""
         try:
             async with asyncio.timeout(seconds):
                 while not check():
@@ -366,7 +366,7 @@ class Rig:
             raise SoakError(f"not within {seconds:g} s: {what}") from None
 
     async def end(self) -> None:
-        """End all roles in good order, one after the other."""
+        """Stop all roles, one after the other."""
         for role in self.roles:
             await role.end()
             role.log.read()
@@ -376,13 +376,13 @@ class Rig:
         return await asyncio.to_thread((self.cluster or self.broker).ctl, *args)
 
     async def count_waiting(self) -> int:
-        """Count the messages in the main and retry queues, including the unacknowledged ones."""
+        """Count the messages in the main and retry queues, including unacked ones."""
         text = await self.ctl("list_queues", "--formatter", "json", "name", "messages")
         sizes = {row["name"]: row["messages"] for row in json.loads(text)}
         return sum(int(sizes.get(name) or 0) for name in (QUEUE, *LADDER))
 
     async def take_messages(self, queues: Iterable[str]) -> list[dict[str, Any]]:
-        """Take all messages out of queues; return number, reason and `app_id` of each."""
+        """Take all messages out of queues. Return number, reason and `app_id` of each."""
         async with asyncio.timeout(READ_OUT_SECONDS), open_amqp(self.broker.url) as amqp:
             return [
                 {
@@ -401,19 +401,19 @@ class Rig:
         return Counter(str(message.headers.get("sms-bridge-event-id")) for message in messages)
 
     async def aclose(self) -> None:
-        """End all processes at once."""
+        """Kill all processes."""
         for role in self.roles:
             role.kill()
         await self.api.aclose()
 
 
 async def _take_all(amqp: Amqp, queue: str) -> list[AbstractIncomingMessage]:
-    """Consume what is in a queue now; more may follow all the time."""
+    """Consume the current messages of a queue. More may arrive meanwhile."""
     source = await amqp.channel.declare_queue(queue, passive=True)
     left = source.declaration_result.message_count or 0
     found: list[AbstractIncomingMessage] = []
     if left:
-        # What follows goes back to the queue. Some thousands may wait for their acks.
+        # Later messages return to the queue. Thousands of acks may still be pending.
         async with source.iterator(timeout=IDLE_SECONDS) as messages:
             async for message in messages:
                 found.append(message)
@@ -425,9 +425,9 @@ async def _take_all(amqp: Amqp, queue: str) -> list[AbstractIncomingMessage]:
 
 
 async def spread(cluster: Cluster, urls: Sequence[str]) -> None:
-    """Bring queues that are older than the cluster to all nodes, as `check --online` says.
+    """Replicate queues that are older than the cluster, with the remedy of `check --online`.
 
-    Raises SoakError if the check does not find them, or if its remedy does not work.
+    Raises SoakError if the check does not find them, or if the remedy fails.
     """
     values = {
         "rabbitmq.url": [*urls],
@@ -441,16 +441,16 @@ async def spread(cluster: Cluster, urls: Sequence[str]) -> None:
         found = await examine(settings, ("worker", "webhook"), management=url)
         poor = [one for one in found if one.subject == "replicas"]
         if not poor and not tries:
-            raise SoakError("check --online does not see that the queues are on one node")
+            raise SoakError("check --online does not report that the queues have only one member")
         if not poor:
             return
         for one in poor:
             for command in (one.fix or "").split("; "):
                 tool, *arguments = shlex.split(command)
                 await asyncio.to_thread(cluster.nodes[0].ctl, *arguments, tool=tool)
-        # The management API shows new members some seconds late.
+        # The management API is some seconds late.
         await asyncio.sleep(SPREAD_SECONDS)
-    raise SoakError("the queues are still not on three nodes")
+    raise SoakError("the queues still do not have three members")
 
 
 def _number_of(body: bytes) -> str:
@@ -461,7 +461,7 @@ def _number_of(body: bytes) -> str:
 def dead_letters(
     messages: Iterable[Mapping[str, Any]], requests: Iterable[Request]
 ) -> list[DeadLetter]:
-    """Return the dead letters among taken messages, without those of malformed ones."""
+    """Return the dead letters among the taken messages, without malformed messages."""
     owners = {request.number: request.message_id for request in requests}
     return [
         DeadLetter(owners.get(one["number"], one["number"]), one["reason"])
@@ -472,9 +472,9 @@ def dead_letters(
 
 @asynccontextmanager
 async def open_rig(*, nodes: int = 1, management: bool = False) -> AsyncIterator[Rig]:
-    """Lend a rig without workers; its logs stay in a folder under /tmp if the block raises."""
+    """Provide a rig without workers. Its logs are kept if the block raises."""
     folder = Path(tempfile.mkdtemp(prefix="sms-bridge-soak-"))
-    sys.stdout.write(f"the logs are in {folder}\n")
+    sys.stdout.write(f"logs: {folder}\n")
     run_brokers = private_cluster if nodes > 1 else private_broker
     with run_brokers(management=management) as broker, guarded() as guard:
         async with rig_on(broker, folder, guard) as rig:
@@ -484,7 +484,7 @@ async def open_rig(*, nodes: int = 1, management: bool = False) -> AsyncIterator
 
 @asynccontextmanager
 async def rig_on(broker: Broker | Cluster, folder: Path, guard: Guard) -> AsyncIterator[Rig]:
-    """Lend a rig on a broker that runs."""
+    """Provide a rig on a running broker."""
     api = Api(folder, guard)
     first = broker.nodes[0] if isinstance(broker, Cluster) else broker
     async with open_amqp_proxy(first.url) as amqp, open_http_proxy(api.url) as http:

@@ -1,8 +1,8 @@
-"""Soaks: traffic under faults for as long as you like, and an account of every message and webhook.
+"""Runs soaks: traffic under faults, then an account of every message and webhook.
 
     python soak/run.py SCENARIO --minutes 20 --seed 1 --workers 3
 
-Exit code 0: nothing was lost, and nothing sent twice without need. 1: a promise was broken.
+Exit status 0: no message was lost, and none sent twice without need. 1: a promise was broken.
 """
 
 import argparse
@@ -48,9 +48,9 @@ ROUND_SECONDS: Final = 300.0
 WARM_UP_SECONDS: Final = 3.0
 CALM_SECONDS: Final = 30.0
 DRAIN_SECONDS: Final = 180.0
-# The last round, its drain and the reading out may take this much longer.
+# The last round, its drain and the account may take this much longer.
 END_SECONDS: Final = 900
-# Messages that are left to publish when a round ends would only have to be drained.
+# Messages that are unpublished when a round ends would only have to be drained.
 PLANNED_SHARE: Final = 1.5
 ORDERING_KEYS: Final = 40
 ROTATION_SECONDS: Final = 20.0
@@ -58,9 +58,9 @@ RELOAD_SECONDS: Final = 30.0
 MALFORMED_PER_SECOND: Final = 2.0
 STRANGERS: Final = 4
 BETWEEN_SECONDS: Final = 0.5
-# No event of a cluster may leave anybody without an SMS or a stored webhook for longer.
+# Longest allowed gap without a sent SMS or a stored webhook after an event of the cluster.
 MAX_GAP_SECONDS: Final = 10.0
-# What a cluster's workers have left to send while the publisher looks for a node.
+# Backlog of the workers while the publisher looks for another node.
 BACKLOG: Final = 600
 MAX_WORKERS: Final = 8
 EXIT_INTERRUPTED: Final = 130
@@ -68,7 +68,7 @@ EXIT_INTERRUPTED: Final = 130
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """What runs, and which faults it meets; rates are per second."""
+    """Processes, traffic and faults of a soak. Rates are per second."""
 
     what: str
     groups: Sequence[str] = ("broker", "worker", "receiver", "api")
@@ -80,16 +80,16 @@ class Scenario:
     events: float = 20.0
     ids: Ids = "half"
     minutes: float = 20.0
-    # The same processes run from start to end: do they grow?
+    # The processes run from start to end, and are checked for growth.
     is_watched: bool = False
 
 
 SCENARIOS: Final = {
-    "faults": Scenario(what="workers under faults of everything"),
+    "faults": Scenario(what="workers under faults of all components"),
     "ordering": Scenario(
-        what="three workers with `ordering: recipient`, the active one killed again and again",
+        what="three workers with `ordering: recipient`, whose active worker is killed repeatedly",
         groups=("worker", "broker"),
-        # A frozen worker does not know that it has lost the lock.
+        # A frozen worker does not notice that it has lost the lock.
         without="frozen",
         workers=3,
         is_ordered=True,
@@ -103,13 +103,13 @@ SCENARIOS: Final = {
         minutes=6,
     ),
     "webhook": Scenario(
-        what="webhooks while secrets are replaced and broker and receiver killed",
+        what="webhooks, while secrets are rotated and broker and receiver are killed",
         groups=("broker", "receiver"),
         messages=10.0,
         events=200.0,
     ),
     "hour": Scenario(
-        what="one worker and the receiver, which may neither end nor grow",
+        what="one worker and the receiver, which must neither end nor grow",
         groups=("broker", "api"),
         messages=150.0,
         events=150.0,
@@ -121,7 +121,7 @@ SCALING: Final = "scaling"
 
 
 class Soak:
-    """One run: rounds of traffic under faults, each with its account."""
+    """A run: rounds of traffic under faults, each with its account."""
 
     def __init__(self, rig: Rig, scenario: Scenario, options: argparse.Namespace) -> None:
         self.books = Books()
@@ -135,7 +135,7 @@ class Soak:
         self._events = EventSender(rig.port, seed=options.seed, secret="secret-0")
         changed = {"worker__ordering": "recipient"} if scenario.is_ordered else {}
         if rig.cluster:
-            # The pace is the workers', so that a publisher that lost its node hides no gap.
+            # The workers limit the rate, so that a publisher that lost its node hides no gap.
             changed["worker__rate_limit__per_second"] = scenario.messages / options.workers
         for _ in range(options.workers):
             rig.add_worker(**changed)
@@ -152,7 +152,7 @@ class Soak:
         self._planned = 0
 
     async def run(self) -> None:
-        """Play all rounds."""
+        """Run all rounds."""
         await self._rig.start()
         begun = time.monotonic()
         hardships = [self._watch, self._publish_malformed, self._replace_secrets]
@@ -193,7 +193,7 @@ class Soak:
                     await rig.wait(min(CALM_SECONDS, ends - time.monotonic()))
                 else:
                     await self._bring_fault()
-        # Later ones need not be dead yet when the dead letters are taken.
+        # Later messages may not be dead letters yet.
         malformed = set(self._malformed)
         await self._drain()
         await self._account(publisher, requests, malformed)
@@ -229,7 +229,7 @@ class Soak:
         verdict = checker.check(evidence)
         self.books.add(verdict, webhook_checker.check(events))
         if lost := malformed - self._dead_malformed:
-            self.books.problems.append(f"malformed messages are lost: {sorted(lost)}")
+            self.books.problems.append(f"malformed messages were lost: {sorted(lost)}")
             self._dead_malformed |= lost
         self.books.malformed = len(self._dead_malformed)
         if self._rig.cluster:
@@ -273,7 +273,7 @@ class Soak:
         return checker.Evidence(
             published=publisher.published,
             confirmed=publisher.confirmed,
-            # What the service answered did not reach the worker.
+            # The answer of the service did not reach the worker.
             posts=[
                 post._replace(status=None) if is_spoiled(post) else post
                 for post in await rig.api.read_posts(known)
@@ -290,7 +290,7 @@ class Soak:
         )
 
     def _judge_gaps(self, accepted: Sequence[float], verdict: checker.Verdict) -> None:
-        """Measure how long each event of a cluster left people without service."""
+        """Measure the gap in service after each event of the cluster."""
         stored = sorted(self._events.accepted_at)
         for fault in self.nemesis.timeline:
             for what, moments in (("an SMS", accepted), ("a webhook", stored)):
@@ -298,7 +298,7 @@ class Soak:
                 tell(f"{fault.kind}: at most {gap:.1f} s without {what}")
                 if gap > MAX_GAP_SECONDS:
                     self.books.problems.append(f"{fault.kind}: {gap:.1f} s without {what}")
-        # Two workers may take what the publisher repeats for want of a confirm.
+        # If a confirm is lost, two workers may receive the publisher's repeats.
         if extra := {c: n for c, n in verdict.extra_posts.items() if c != "publisher_repeat"}:
             self.books.problems.append(f"POSTs too many, by cause: {extra}")
         if verdict.dead:
@@ -322,12 +322,12 @@ class Soak:
             if is_judged(self.books.seconds):
                 self.books.problems += [f"{name}: {problem}" for problem in growth.problems()]
 
-    # What goes on all the time, whatever fault is on
+    # Background activity during all faults
 
     async def _watch(self) -> None:
         while True:
             for role in self._rig.roles:
-                # A role that is being replaced has no process.
+                # A role that is being restarted has no process.
                 with suppress(OSError, SoakError):
                     self._samples[role.name].append(read_sample(role.pid))
             await asyncio.sleep(1)
@@ -335,7 +335,7 @@ class Soak:
     async def _publish_malformed(self) -> None:
         number = 0
         while True:
-            # Its connection breaks as often as those of the bridge.
+            # This connection breaks as often as the bridge's.
             with suppress(Exception):
                 async with open_amqp(self._rig.broker.url) as amqp:
                     while True:
@@ -348,7 +348,7 @@ class Soak:
             await asyncio.sleep(BETWEEN_SECONDS)
 
     async def _replace_secrets(self) -> None:
-        """Give the receiver a new secret beside the last one; the one before must be refused."""
+        """Rotate the secrets: the receiver must accept the newest two and refuse older ones."""
         removed = "secret-before"
         while True:
             await asyncio.sleep(ROTATION_SECONDS)
@@ -362,7 +362,7 @@ class Soak:
     async def _is_refused(self, secret: str) -> bool:
         ends = time.monotonic() + RELOAD_SECONDS
         while (status := await self._events.probe(secret)) != 401:
-            # While the receiver is away nobody looks at the files.
+            # While the receiver is down, nothing reads the files.
             if status is not None and time.monotonic() > ends:
                 return False
             await asyncio.sleep(BETWEEN_SECONDS)
@@ -377,14 +377,14 @@ class Soak:
 
 
 def _longest_gap(moments: Sequence[float], started: float, ended: float) -> float:
-    """Return the longest time without any of these moments within a span."""
+    """Return the longest interval without any of these times."""
     within = [moment for moment in moments if started <= moment <= ended]
     return max(later - earlier for earlier, later in pairwise([started, *within, ended]))
 
 
 @asynccontextmanager
 async def _running(ways: Sequence[Callable[[], Awaitable[None]]]) -> AsyncIterator[None]:
-    """Run all until the end of the block; raises as soon as one of them fails."""
+    """Run coroutines until the end of the block. Raise as soon as one fails."""
 
     async def run(way: Callable[[], Awaitable[None]]) -> None:
         with suppress(asyncio.CancelledError):
@@ -398,7 +398,7 @@ async def _running(ways: Sequence[Callable[[], Awaitable[None]]]) -> AsyncIterat
 
 
 async def play(scenario: Scenario, options: argparse.Namespace) -> bool:
-    """Play a scenario, print the report, and return whether every promise was kept."""
+    """Run a scenario, print the report, and return whether every promise was kept."""
     async with AsyncExitStack() as stack:
         rig = await stack.enter_async_context(
             open_rig(nodes=scenario.nodes, management=scenario.nodes > 1)
@@ -412,13 +412,13 @@ async def play(scenario: Scenario, options: argparse.Namespace) -> bool:
             f"{title}, RabbitMQ {version.strip()}", soak.books, soak.nemesis.timeline, soak.growths
         )
         if soak.books.problems:
-            # Keeps the logs.
+            # `open_rig` keeps the logs if this raises.
             raise SoakError(f"{len(soak.books.problems)} promises were broken")
     return True
 
 
 async def main(options: argparse.Namespace) -> int:
-    """Play the scenario that the command line asks for, and return the exit code."""
+    """Run the command line, and return the exit status."""
     try:
         async with asyncio.timeout(options.minutes * 60 + END_SECONDS):
             if options.scenario == SCALING:
@@ -438,8 +438,8 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--workers", type=int)
-    parser.add_argument("--only", default="", metavar="WORDS", help="only faults named so")
-    parser.add_argument("--calm", action="store_true", help="bring no faults")
+    parser.add_argument("--only", default="", metavar="WORDS", help="only these faults")
+    parser.add_argument("--calm", action="store_true", help="inject no faults")
     options = parser.parse_args()
     scenario = SCENARIOS.get(options.scenario, Scenario(what="", minutes=15))
     options.minutes = options.minutes or scenario.minutes
@@ -450,7 +450,7 @@ def _parse_arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    # What goes wrong on the clients' connections is meant to.
+    # Errors on the clients' connections are intended.
     logging.disable(logging.CRITICAL)
     try:
         sys.exit(uvloop.run(main(_parse_arguments())))

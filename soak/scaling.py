@@ -1,7 +1,7 @@
-"""Scale workers as KEDA does, from none to several and back, and account for every message.
+"""Scales workers as KEDA does, from none to several and back, and accounts for every message.
 
-The numbers come from the chart's own ScaledObject and from RabbitMQ's management API, the rules
-from KEDA's `rabbitmq_scaler.go` and "Scaling Deployments", and from Kubernetes' "Horizontal Pod
+The values come from the chart's ScaledObject and RabbitMQ's management API. The rules are those of
+KEDA's `rabbitmq_scaler.go` and "Scaling Deployments", and of Kubernetes' "Horizontal Pod
 Autoscaling".
 """
 
@@ -26,26 +26,26 @@ from soak.traffic import Request, plan_requests
 from tests.amqp_client import open_amqp
 from tests.chart.rendering import MINIMAL, Values, merged, nested, of_kind, render
 
-# The autoscaler does not act while the measure is this near its target.
+# The autoscaler does nothing within this tolerance of the target.
 TOLERANCE: Final = 0.1
 WAVE_SECONDS: Final = 200
 ANSWER_SECONDS: Final = 30
-# Longer than the slowest answer.
+# Longer than the slowest answer takes.
 TIMEOUT_SECONDS: Final = 30
 TICK_SECONDS: Final = 0.1
-# Of each wave; the rest comes at once.
+# Share of each wave that arrives slowly. The rest arrives at once.
 TRICKLE_SHARE: Final = 0.25
 LATE: Final = 5
 MOST_SHARE: Final = 0.8
-# Until no worker is left, on a machine that is busy with the workers' ends.
+# How long it takes until no worker is left, on a busy machine.
 EMPTY_SECONDS: Final = 90
 
 
 class Autoscaler:
-    """Decides how many workers there should be.
+    """Decides the number of workers.
 
-    It knows one trigger, on the length of a queue, and scaling down by a number of pods. Scaling
-    up is limited by the maximum alone: Kubernetes' default allows four pods at once.
+    There is one trigger, the length of a queue, and a policy that scales down by a number of pods.
+    Only the maximum limits scaling up: Kubernetes allows four pods at once.
     """
 
     def __init__(self, scaled_object: Mapping[str, Any]) -> None:
@@ -68,9 +68,9 @@ class Autoscaler:
 
     @property
     def url(self) -> str:
-        """Where it asks the management API for the length."""
+        """URL of the length in the management API."""
         host = self._trigger["host"]
-        # KEDA takes what follows the last slash for the virtual host, which is given separately.
+        # KEDA takes the text after the last slash as the virtual host, which is set separately.
         base = host.rpartition("/")[0] if "/" in host.partition("://")[2] else host
         queues = f"{base}/api/queues/{quote_plus(self._trigger['vhostName'])}"
         name = quote_plus(self._trigger["queueName"])
@@ -80,14 +80,14 @@ class Autoscaler:
         return f"{queues}?{asked}"
 
     def read(self, answer: Mapping[str, Any]) -> int:
-        """Return the length in an answer to `url`, where 0 stands for an unknown one."""
+        """Return the length from an answer of `url`. 0 means unknown."""
         queues = answer["items"] if self._matches else [answer]
         is_ready_only = self._trigger["excludeUnacknowledged"] == "true"
         key = "messages_ready" if is_ready_only else "messages"
         return sum(queue.get(key) or 0 for queue in queues)
 
     def decide(self, messages: int, replicas: int, now: float) -> int:
-        """Return how many workers there should be; `now` is in seconds and never goes back."""
+        """Return the wanted number of workers. `now` is monotonic, in seconds."""
         is_active = messages > float(self._trigger["activationValue"])
         if is_active:
             self._active_at = now
@@ -95,7 +95,7 @@ class Autoscaler:
             return max(self._fewest, 1 if is_active else 0)
         has_cooled = now - self._active_at > self._cooldown_seconds
         if not self._fewest and not is_active and has_cooled:
-            # Whatever the autoscaler may remove at a time.
+            # Regardless of the scale-down policy.
             return 0
         return self._decide_from_one_on(messages, replicas, now)
 
@@ -122,10 +122,9 @@ class Autoscaler:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How many messages, and how workers are scaled; a wave takes them from none to `most`.
+    """Number of messages, and scaling of workers, from none to `most` in each wave.
 
-    `refused_share` of a burst goes up the ladder once, for `ladder_seconds`: longer than it takes
-    until no worker is left.
+    `refused_share` of a burst waits in a retry queue for `ladder_seconds`, until no worker is left.
     """
 
     messages: int = 1_500
@@ -138,7 +137,7 @@ class Plan:
     ladder_seconds: int = 25
 
     def scaled_object(self, rig: Rig) -> dict[str, Any]:
-        """Render the chart's ScaledObject, with seconds where people have minutes."""
+        """Render the chart's ScaledObject, with seconds instead of minutes."""
         one_by_one = {"type": "Pods", "value": 1, "periodSeconds": 2}
         keda: Values = {
             "enabled": True,
@@ -158,7 +157,7 @@ class Plan:
 
 
 class Deployment:
-    """As many workers as the autoscaler asks for; `counts` has each number that there was."""
+    """The workers that the autoscaler wants. `counts` contains every number of workers so far."""
 
     def __init__(self, rig: Rig, plan: Plan) -> None:
         self.counts = [0]
@@ -171,16 +170,16 @@ class Deployment:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no worker; some may still drain."""
+        """Whether there is no worker. Some may still drain."""
         return not self._running
 
     @property
     def sent(self) -> int:
-        """How many messages all workers have sent."""
+        """Number of messages that all workers have sent."""
         return sum(worker.log.sent for worker in self.rig.workers)
 
     async def follow(self) -> None:
-        """Look at the queue and scale, for ever; raises if the broker does not tell its length."""
+        """Read the queue and scale, forever. Raise if the broker does not report the length."""
         async with httpx.AsyncClient(
             auth=("guest", "guest"), trust_env=False, timeout=ANSWER_SECONDS
         ) as client:
@@ -208,7 +207,7 @@ class Deployment:
             self.counts.append(replicas)
 
     async def end(self) -> None:
-        """Take all workers away, and wait for the end of each."""
+        """Stop all workers, and wait for each."""
         self._scale(0)
         await asyncio.gather(*self._ending)
         self.rig.look()
@@ -216,7 +215,7 @@ class Deployment:
 
 @asynccontextmanager
 async def deployed(rig: Rig, plan: Plan) -> AsyncIterator[Deployment]:
-    """Scale workers while this is open; at the end all are taken away."""
+    """Scale workers during the block, then stop all."""
     async with open_amqp(rig.broker.url) as amqp:
         await amqp.channel.declare_queue(QUEUE, durable=True, arguments=dict(QUORUM))
     deployment = Deployment(rig, plan)
@@ -232,14 +231,14 @@ async def deployed(rig: Rig, plan: Plan) -> AsyncIterator[Deployment]:
 
 @dataclass(slots=True)
 class Wave:
-    """A burst of messages, a trickle, and some that come due without a worker."""
+    """A burst of messages, a trickle, and messages that come due without a worker."""
 
     deployment: Deployment
     requests: list[Request] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     async def play(self, first: int) -> None:
-        """Play the wave with messages numbered from `first` on; raises SoakError if it hangs."""
+        """Run the wave with messages numbered from `first`. Raise SoakError if it hangs."""
         deployment, plan = self.deployment, self.deployment.plan
         begun = len(deployment.counts) - 1
         self.requests = plan_requests(plan.messages, seed=plan.seed, first=first)
@@ -254,11 +253,11 @@ class Wave:
             self.problems.append(f"at most {max(counts)} workers")
 
     async def _rush(self, burst: Sequence[Request], trickle: Sequence[Request]) -> None:
-        """Publish a burst, then some more at an even rate, while workers go again."""
+        """Publish a burst, then more messages at an even rate, while workers are removed."""
         plan, before = self.deployment.plan, self.deployment.sent
         await self._refuse_once(burst[: round(len(burst) * plan.refused_share)])
         await self._publish(burst)
-        # With all workers there, or the trickle would not be less than they can do.
+        # Wait for all workers, so that the trickle is below their capacity.
         await self._until_sent(before + round(len(burst) * MOST_SHARE))
         for part in _parts(trickle, round(plan.trickle_seconds / TICK_SECONDS)):
             await self._publish(part)
@@ -266,7 +265,7 @@ class Wave:
         await self._until_sent(before + len(burst) + len(trickle))
 
     async def _wake_from_none(self, late: Sequence[Request]) -> float:
-        """Have messages come due without a worker; return how much later the last one was sent."""
+        """Let messages come due without a worker. Return the delay of the last one."""
         rig, plan, before = self.deployment.rig, self.deployment.plan, self.deployment.sent
         await self._refuse_once(late)
         await self._publish(late)
@@ -310,7 +309,7 @@ def _parts(items: Sequence[Request], count: int) -> Iterator[Sequence[Request]]:
 
 
 async def play(rig: Rig, plan: Plan, *, seconds: float = 0) -> list[str]:
-    """Play waves until the time is over, one at least; return what was not as promised."""
+    """Run waves until the time is over, at least one. Return the broken promises."""
     ends, requests, problems = time.monotonic() + seconds, list[Request](), list[str]()
     async with deployed(rig, plan) as deployment:
         while not requests or time.monotonic() < ends:
@@ -341,7 +340,7 @@ async def play(rig: Rig, plan: Plan, *, seconds: float = 0) -> list[str]:
 
 
 async def scale(seed: int, *, minutes: float) -> None:
-    """Play the scenario; raises SoakError if a promise was broken."""
+    """Run the scenario. Raise SoakError if a promise was broken."""
     async with open_rig(management=True) as rig:
         if problems := await play(rig, Plan(seed=seed), seconds=minutes * 60):
             raise SoakError("; ".join(problems))

@@ -22,7 +22,7 @@ KEDA: Values = {
         }
     },
 }
-# The management API filters by this, which takes the main queue and the urgent one.
+# The management API's filter, which matches the main queue and the urgent queue.
 BOTH_QUEUES = (
     "?page=1&use_regex=true&pagination=false"
     "&name=%5E%28sms%5C.outbound%7Csms%5C.outbound%5C.urgent%29%24&page_size=100"
@@ -30,7 +30,7 @@ BOTH_QUEUES = (
 
 
 def autoscaler(*overs: Values, **keda: Any) -> Autoscaler:
-    """Make an autoscaler of what the chart renders."""
+    """Make an autoscaler from the rendered chart."""
     values = merged(MINIMAL, nested("worker.keda", KEDA | keda), *overs)
     (scaled,) = of_kind(render(values), "ScaledObject").values()
     return Autoscaler(scaled)

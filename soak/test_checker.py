@@ -1,4 +1,4 @@
-"""The checker of the soak finds everything that a soak could go wrong with."""
+"""The checker finds every broken promise of a soak."""
 
 from collections.abc import Sequence
 from typing import Any

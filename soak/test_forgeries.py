@@ -1,4 +1,4 @@
-"""The forgeries: none is accepted, and whatever is wrong with a verifier they find out."""
+"""No forgery is accepted, and the forgeries expose every faulty verifier."""
 
 import base64
 import binascii
@@ -26,13 +26,13 @@ from soak.forgeries import (
 from soak.genuine_requests import SCHEMES, make_genuine
 
 FORGERIES = 20_000
-# Enough to find out any of the broken ones below.
+# Enough to expose each of the faulty verifiers below.
 FEW_FORGERIES = 6_000
 
 
 @pytest.fixture(scope="module")
 def tally() -> Tally:
-    """Try some thousand forgeries on the verifier."""
+    """Try several thousand forgeries on the verifier."""
     return attack(FORGERIES, seed="suite")
 
 

@@ -1,4 +1,4 @@
-"""Growth is told from what fills up, and from noise."""
+"""Growth is distinguished from filling caches and noise."""
 
 import random
 

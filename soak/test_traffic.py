@@ -1,4 +1,4 @@
-"""The publisher of the soaks ends when it is told to."""
+"""The publisher of the soaks stops when asked."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -13,7 +13,7 @@ LIMIT_SECONDS = 20.0
 
 
 class _ClosingConnection:
-    """A connection that fails at once, and whose close takes until it is cancelled."""
+    """A connection that fails at once, and whose close hangs until it is cancelled."""
 
     closes = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""The checker of the webhook soak finds everything that a receiver could do wrong."""
+"""The webhook checker finds every fault of a receiver."""
 
 from collections import Counter
 from typing import Any

@@ -1,6 +1,6 @@
-"""What a soak sends: messages to the queue, signed webhooks, and what nobody should send.
+"""The traffic of a soak: messages, signed webhooks, and malformed messages.
 
-The publisher uses aio-pika as any client would, and nothing of the bridge.
+The publisher uses aio-pika, and no code of the bridge.
 """
 
 import asyncio
@@ -36,16 +36,16 @@ AGAIN_SECONDS: Final = 0.3
 HEARTBEAT_SECONDS: Final = 5
 
 SENDERS: Final = 16
-# One event in so many is sent again although it was answered 200, and one has a forged twin.
+# One event in this many is repeated after its 200, and one has a forged twin.
 AGAIN_EVERY, FORGED_EVERY = 100, 50
-# Services wait longer; the receiver asks for five seconds.
+# Delay before a repeat. Real services wait longer, and the receiver asks for five seconds.
 EVENT_AGAIN_SECONDS: Final = 0.5
 ANSWER_SECONDS: Final = 15.0
 GIVE_UP_SECONDS: Final = 180.0
 
 Ids = Literal["on", "half", "off"]
 
-# aio-pika raises more than its own exceptions, and a closing channel cancels its waiters.
+# aio-pika also raises other exceptions than its own, and a closing channel cancels its waiters.
 _FAULTS: Final = (Exception, asyncio.CancelledError)
 
 
@@ -54,9 +54,9 @@ _FAULTS: Final = (Exception, asyncio.CancelledError)
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One message to send, to a number of its own.
+    """A message to send, each to another number.
 
-    Without `has_id` it is published without its `message_id`. `key` is its ordering key.
+    Without `has_id`, it is published without a `message_id`. `key` is its ordering key.
     """
 
     message_id: str
@@ -66,7 +66,7 @@ class Request:
     key: str | None = None
 
     def message(self) -> aio_pika.Message:
-        """Return it as the queue expects it."""
+        """Return the AMQP message."""
         body = {"to": self.number, "from": "Soak", "text": self.text}
         return aio_pika.Message(
             json.dumps(body).encode(),
@@ -81,9 +81,9 @@ class Request:
 def plan_requests(
     count: int, *, seed: int, ids: Ids = "on", keys: int = 0, first: int = 0
 ) -> list[Request]:
-    """Make requests with numbers from `first` on, which take turns in `keys` ordering keys.
+    """Make requests with numbers from `first`, distributed over `keys` ordering keys.
 
-    With `half` every other one has no id.
+    With `half`, every other request has no id.
     """
     return [
         Request(
@@ -98,9 +98,9 @@ def plan_requests(
 
 
 class Publisher:
-    """Publishes each request again until it is confirmed, under one message id.
+    """Publishes each request with the same message id until it is confirmed.
 
-    After a fault it continues with the next URL. Requests of one ordering key follow each other.
+    After a fault, it uses the next URL. Requests with the same ordering key stay in order.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Publisher:
 
     @asynccontextmanager
     async def publishing(self) -> AsyncIterator[None]:
-        """Publish until the end of the block; what is not confirmed then is given up."""
+        """Publish until the end of the block, and give up unconfirmed requests."""
         tasks = [asyncio.create_task(one) for one in (self._stay_connected(), self._publish_all())]
         try:
             yield
@@ -146,7 +146,7 @@ class Publisher:
                 while allowed < 1 or len(open_tasks) >= MAX_OPEN:
                     await asyncio.sleep(TICK_SECONDS)
                     now = time.monotonic()
-                    # An outage is made up for, within bounds.
+                    # Catch up after an outage, within bounds.
                     allowed = min(allowed + (now - last) * self._per_second, MAX_OPEN)
                     last = now
                 allowed -= 1
@@ -172,8 +172,8 @@ class Publisher:
             if await self._is_confirmed(channel, message):
                 self.confirmed.add(request.message_id)
                 return
-            # A second publish of the same id must not get the answer to the first, so a connection
-            # with any fault is left. Another one may have taken its place.
+            # A repeated publish must not get the answer to the first, so close a connection after
+            # any fault. Another task may already have replaced it.
             if channel is self._channel:
                 self._broken.set()
             await asyncio.sleep(AGAIN_SECONDS)
@@ -214,7 +214,7 @@ class Publisher:
 
 
 def _heed_cancellation() -> None:
-    """Re-raise our own cancellation, and no other."""
+    """Re-raise only this task's own cancellation."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
@@ -224,7 +224,7 @@ def _heed_cancellation() -> None:
 
 
 class MountedSecrets:
-    """Secret files as Kubernetes mounts them: links into a folder that is replaced as a whole."""
+    """Secret files as Kubernetes mounts them: links into a folder that is replaced atomically."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -232,7 +232,7 @@ class MountedSecrets:
         folder.mkdir()
 
     def put(self, **secrets: str) -> list[Path]:
-        """Replace all secrets at once, and return their files."""
+        """Replace all secrets, and return their files."""
         self._generation += 1
         old = self._folder / f"..{self._generation - 1}"
         fresh = self._folder / f"..{self._generation}"
@@ -251,14 +251,14 @@ class MountedSecrets:
 
 
 class Client:
-    """One connection to the receiver, kept alive, and opened again when it broke."""
+    """A kept-alive connection to the receiver, which reconnects after a failure."""
 
     def __init__(self, port: int) -> None:
         self._port = port
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def post(self, body: bytes, secret: str) -> int | None:
-        """Post a body signed with this secret; return the status, or None without an answer."""
+        """Post a body signed with this secret. Return the status, or None without an answer."""
         signature = hmac.digest(secret.encode(), body, "sha256").hex()
         head = (
             "POST /webhooks HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -291,9 +291,9 @@ class Client:
 
 
 class EventSender:
-    """Sends signed events, each again under its id until it is answered 200, or refused.
+    """Sends signed events, and repeats each with the same id until it is accepted or refused.
 
-    `accepted_at` has the time of each first answer 200.
+    `accepted_at` contains the time of each first 200.
     """
 
     def __init__(self, port: int, *, seed: int, secret: str) -> None:
@@ -307,12 +307,12 @@ class EventSender:
         self._slot = 0.0
 
     def forget(self) -> None:
-        """Begin new books; the ids go on."""
+        """Reset the counts, but not the ids."""
         self.events, self.forged, self.accepted_at = {}, Counter(), []
 
     @asynccontextmanager
     async def sending(self, per_second: float) -> AsyncIterator[None]:
-        """Send events evenly during the block; at its end wait until each has its answer."""
+        """Send events at an even rate during the block, then wait for all answers."""
         enough = asyncio.Event()
         senders = [asyncio.create_task(self._send(per_second, enough)) for _ in range(SENDERS)]
         try:
@@ -325,7 +325,7 @@ class EventSender:
             await asyncio.gather(*senders, return_exceptions=True)
 
     async def probe(self, secret: str) -> int | None:
-        """Post an event signed with this secret, which is not in the books; return the status."""
+        """Post an uncounted event signed with this secret, and return the status."""
         client = Client(self._port)
         status = await client.post(_make_event(f"{PROBE}{secret}"), secret)
         client.close()
@@ -359,9 +359,9 @@ class EventSender:
     async def _post_until_answered(
         self, client: Client, body: bytes, secret: str | None = None
     ) -> list[int | None]:
-        """Post until an answer says whether the event is taken; return every answer.
+        """Post until the event is accepted or refused, and return every answer.
 
-        Each attempt is signed with the given secret, or with the one that is valid then.
+        Each attempt is signed with the given secret, or with the current one.
         """
         deadline = time.monotonic() + GIVE_UP_SECONDS
         answers: list[int | None] = []
@@ -414,16 +414,16 @@ _HEADERS: Final = (
     *("sms-bridge-expires-at", "sms-bridge-not-before", "sms-bridge-on-uncertain"),
     "sms-bridge-expire-at",
 )
-# None is longer than 255 bytes with a number behind it.
+# With a number appended, each is at most 255 bytes long.
 _MESSAGE_IDS: Final = ("", "x" * 245, "é" * 122, "\x00\r\n", "%00", "a b")
 _FIRST_SECOND: Final = 1_700_000_000
 
 
 def make_malformed(rng: Random, number: int) -> tuple[bytes, dict[str, Any]]:
-    """Make the body and the properties of a message that is no send request.
+    """Make the body and properties of an invalid message.
 
-    The worker must be able to tell messages of different numbers apart: by their ids, or without
-    an id by their timestamps.
+    The worker must be able to distinguish these messages by their ids, or without an id by their
+    timestamps.
     """
     begin = rng.choice(_MESSAGE_IDS)
     properties: dict[str, Any] = {

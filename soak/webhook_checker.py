@@ -1,6 +1,6 @@
-"""The verdict on webhooks: what was answered to each event, and what is in the queue.
+"""Judges webhooks by the answers to each event and the stored events.
 
-Pure: `Evidence` holds all the facts.
+A pure function of `Evidence`.
 """
 
 from collections import Counter
@@ -8,15 +8,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-# What events that only ask for the status are called; whether they are stored does not matter.
+# Prefix of events that only probe the status. They may be stored or not.
 PROBE: Final = "probe-"
 
 
 @dataclass(slots=True)
 class Event:
-    """The answers to one signed event: 200, 503, 4xx, or None when no answer came.
+    """The answers to a signed event: 200, 503, 4xx, or None without an answer.
 
-    `again` counts how often it was sent after an answer 200.
+    `again` counts the repeats after a 200.
     """
 
     answers: Counter[int | None] = field(default_factory=Counter)
@@ -24,18 +24,18 @@ class Event:
 
     @property
     def is_accepted(self) -> bool:
-        """Whether it was answered 200."""
+        """Whether the event was answered 200."""
         return self.answers[200] > 0
 
     @property
     def unsure(self) -> int:
-        """How many attempts leave it open whether the event is stored."""
+        """Number of attempts after which the event may or may not be stored."""
         return sum(n for status, n in self.answers.items() if status is None or status >= 500)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """All the facts, once nothing is sent any more: `stored` counts the copies by event id."""
+    """The facts, collected after the last webhook. `stored` counts the copies by event id."""
 
     events: Mapping[str, Event]
     stored: Mapping[str, int]
@@ -44,7 +44,7 @@ class Evidence:
 
 @dataclass(slots=True, kw_only=True)
 class Verdict:
-    """The numbers, and a line in `problems` for each thing that must not be."""
+    """The counts, and a line in `problems` for each broken promise."""
 
     events: int
     tries: int
@@ -63,7 +63,7 @@ class Verdict:
 
 
 def check(evidence: Evidence) -> Verdict:
-    """Compare what was answered with what is stored."""
+    """Compare the answers with the stored events."""
     events, stored = evidence.events, evidence.stored
     answers: Counter[int | None] = Counter()
     for event in events.values():

@@ -1,8 +1,7 @@
-"""A worker as an engineer who knows asyncio and RabbitMQ writes it in a day: aiormq and aiohttp.
+"""A worker that an engineer who knows asyncio and RabbitMQ writes in a day: aiormq and aiohttp.
 
-One pool of tasks, no task per message; acks of all that is done by then in one frame. It does
-without what takes longer: dead letters, a growing wait between tries, duplicates recognised, a
-connection opened again (it ends, and whoever runs it starts it again).
+It has a pool of tasks instead of a task per message, and acks finished messages in one frame. It
+lacks dead letters, growing delays, deduplication and reconnects (it ends, and is restarted).
 """
 
 import asyncio
@@ -22,7 +21,7 @@ IN_FLIGHT = int(os.environ["BENCH_IN_FLIGHT"])
 API = URL(os.environ["BENCH_API_URL"] + "/v1/messages")
 KEY = f"Bearer {os.environ['BENCH_API_KEY']}"
 ANSWER = aiohttp.ClientTimeout(total=30)
-# Before a message that was not accepted goes back to the queue.
+# Delay before a message that was not accepted returns to the queue.
 RETRY_AFTER_SECONDS = 1.0
 
 SENT = Counter("sent_total", "Messages that the API accepted.")
@@ -30,7 +29,7 @@ SECONDS = Histogram("send_seconds", "From the request to the answer.")
 
 
 class SendRequest(BaseModel):
-    """One text to one number."""
+    """A send request."""
 
     to: str = Field(min_length=1)
     sender: str = Field(alias="from", min_length=1)
@@ -38,37 +37,37 @@ class SendRequest(BaseModel):
 
 
 class Acks:
-    """Acks all that is done by then at once, with `multiple` as far as all before it is done."""
+    """Acks finished messages together, with `multiple` where possible."""
 
     def __init__(self, channel: AbstractChannel) -> None:
         self._channel = channel
-        # Up to and with this tag all are settled; beyond it these are.
+        # All tags up to this one are settled, and the following ones above it.
         self._frontier = 0
         self._beyond: set[int] = set()
         self._unacked: list[int] = []
         self._more = asyncio.Event()
 
     def settle(self, tag: int, *, is_acked: bool = False) -> None:
-        """Note that a delivery needs no more; `is_acked`: the broker has been told."""
+        """Mark a delivery as settled. `is_acked`: it is already acked."""
         self._beyond.add(tag)
         if not is_acked:
             self._unacked.append(tag)
             self._more.set()
 
     async def follow(self) -> NoReturn:
-        """Ack until this is cancelled."""
+        """Ack until cancelled."""
         while True:
             await self._more.wait()
             await self.flush()
 
     async def flush(self) -> None:
-        """Ack what is settled now."""
+        """Ack all settled deliveries."""
         self._more.clear()
         unacked, self._unacked = self._unacked, []
         while self._frontier + 1 in self._beyond:
             self._frontier += 1
             self._beyond.remove(self._frontier)
-        # The broker takes a tag only once, also where it stands for all before it.
+        # RabbitMQ accepts each tag only once, even with `multiple`.
         up_to = max((tag for tag in unacked if tag <= self._frontier), default=0)
         if up_to:
             await self._channel.basic_ack(up_to, multiple=True, wait=False)
@@ -78,7 +77,7 @@ class Acks:
 
 
 class Worker:
-    """Posts what is delivered on one channel."""
+    """Posts the deliveries of a channel."""
 
     def __init__(self, session: aiohttp.ClientSession, channel: AbstractChannel) -> None:
         self.deliveries: asyncio.Queue[DeliveredMessage] = asyncio.Queue()
@@ -123,7 +122,7 @@ class Worker:
 
 
 async def main() -> None:
-    """Work until SIGTERM, then finish what has begun."""
+    """Work until SIGTERM, then finish the messages in flight."""
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     connection = await aiormq.connect(os.environ["BENCH_AMQP_URL"])
@@ -140,7 +139,7 @@ async def main() -> None:
         async def take(delivery: DeliveredMessage) -> None:
             worker.deliveries.put_nowait(delivery)
 
-        # Twice as many, so that the next is there before the last is acked.
+        # Twice the concurrency, so that the next message is there before the last ack.
         await channel.basic_qos(prefetch_count=2 * IN_FLIGHT)
         consumer = await channel.basic_consume(os.environ["BENCH_QUEUE"], take)
         await asyncio.wait([*pool, stopping, channel.closing], return_when=asyncio.FIRST_COMPLETED)

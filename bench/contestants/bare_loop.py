@@ -1,6 +1,6 @@
-"""The least that moves a message: consume, parse, POST, ack; no retry, no log.
+"""The minimum that moves a message: consume, parse, POST, ack. No retries, no log.
 
-It is the yardstick, not a program to run: any failure drops the message.
+It is the yardstick, not a usable program: any failure drops the message.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ SECONDS = Histogram("send_seconds", "From the request to the answer.")
 
 
 class SendRequest(BaseModel):
-    """One text to one number."""
+    """A send request."""
 
     to: str
     sender: str = Field(alias="from")

@@ -17,14 +17,14 @@ SECRET = os.environ["BENCH_SECRET"].encode()
 
 
 class Event(BaseModel):
-    """What is needed of a webhook's body."""
+    """The fields of a webhook's body that the program needs."""
 
     type: str
 
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """Keep one channel for as long as the program runs."""
+    """Keep one channel while the program runs."""
     connection = await aio_pika.connect_robust(os.environ["BENCH_AMQP_URL"])
     async with connection:
         channel = await connection.channel(on_return_raises=True)
@@ -48,7 +48,7 @@ async def verified_body(
 
 @app.post("/webhooks")
 async def receive(request: Request, body: Annotated[bytes, Depends(verified_body)]) -> None:
-    """Take one webhook."""
+    """Receive a webhook."""
     event = Event.model_validate_json(body)
     exchange: AbstractExchange = request.app.state.exchange
     await exchange.publish(

@@ -18,7 +18,7 @@ broker = RabbitBroker(
 
 
 class SendRequest(BaseModel):
-    """One text to one number."""
+    """A send request."""
 
     to: str
     sender: str = Field(alias="from")
@@ -27,7 +27,7 @@ class SendRequest(BaseModel):
 
 @asynccontextmanager
 async def lifespan(context: ContextRepo) -> AsyncIterator[None]:
-    """Keep one HTTP client for as long as the program runs."""
+    """Keep one HTTP client while the program runs."""
     async with httpx.AsyncClient(
         base_url=os.environ["BENCH_API_URL"],
         headers={"Authorization": f"Bearer {os.environ['BENCH_API_KEY']}"},
@@ -46,7 +46,7 @@ async def handle(
     message: RabbitMessage,
     client: httpx.AsyncClient = Context(),  # noqa: B008  FastStream's way of injection
 ) -> None:
-    """POST one request; FastStream acks when it returns, and rejects when it raises."""
+    """POST a request. FastStream acks if this returns, and rejects if it raises."""
     response = await client.post(
         "/v1/messages",
         json=request.model_dump(by_alias=True),

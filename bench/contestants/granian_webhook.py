@@ -1,7 +1,6 @@
 """A webhook receiver on Granian, a server in Rust, and aiormq: verify, publish, confirm, 200.
 
-It does without repeats recognised, several secrets, and a connection opened again (its process
-ends, and whoever runs it starts it again).
+It lacks deduplication, several secrets, and reconnects (the process ends, and is restarted).
 """
 
 import asyncio
@@ -24,13 +23,13 @@ PERSISTENT: Final = 2
 
 
 class Event(BaseModel):
-    """What is needed of a webhook's body."""
+    """The fields of a webhook's body that the program needs."""
 
     type: str
 
 
 class Receiver:
-    """Publishes on one channel with confirms, for as long as the process runs."""
+    """Publishes on one channel with confirms."""
 
     _channel: aiormq.Channel
 
@@ -46,7 +45,7 @@ class Receiver:
         self._channel.closing.add_done_callback(lambda _: os._exit(1))
 
     async def __rsgi__(self, scope: Scope, protocol: HTTPProtocol) -> None:
-        """Take one request."""
+        """Handle a request."""
         protocol.response_empty(await self._receive(scope, await protocol()), [])
 
     async def _receive(self, scope: Any, body: bytes) -> int:

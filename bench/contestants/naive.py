@@ -1,4 +1,4 @@
-"""What the first page of each library's documentation leads to: aio-pika, httpx, tenacity."""
+"""A worker after the first page of each library's documentation: aio-pika, httpx, tenacity."""
 
 import asyncio
 import os
@@ -13,7 +13,7 @@ IN_FLIGHT = int(os.environ["BENCH_IN_FLIGHT"])
 
 
 class SendRequest(BaseModel):
-    """One text to one number."""
+    """A send request."""
 
     to: str
     sender: str = Field(alias="from")
@@ -22,7 +22,7 @@ class SendRequest(BaseModel):
 
 @retry(stop=stop_after_attempt(5), wait=wait_exponential(max=10))
 async def send(client: httpx.AsyncClient, request: SendRequest, message_id: str) -> None:
-    """POST a request; again when that fails."""
+    """POST a request, and retry after a failure."""
     response = await client.post(
         "/v1/messages",
         json=request.model_dump(by_alias=True),

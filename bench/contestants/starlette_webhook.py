@@ -1,4 +1,4 @@
-"""The least that receives a webhook safely: verify, publish, wait for the confirm, answer 200."""
+"""The minimum that receives a webhook safely: verify, publish, wait for the confirm, answer 200."""
 
 import hashlib
 import hmac
@@ -19,7 +19,7 @@ SECRET = os.environ["BENCH_SECRET"].encode()
 
 @asynccontextmanager
 async def lifespan(app: Starlette) -> AsyncIterator[None]:
-    """Keep one channel with confirms for as long as the program runs."""
+    """Keep one channel with confirms while the program runs."""
     connection = await aio_pika.connect_robust(os.environ["BENCH_AMQP_URL"])
     async with connection:
         channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
@@ -28,7 +28,7 @@ async def lifespan(app: Starlette) -> AsyncIterator[None]:
 
 
 async def receive(request: Request) -> Response:
-    """Take one webhook."""
+    """Receive a webhook."""
     body = await request.body()
     expected = hmac.new(SECRET, body, hashlib.sha256).hexdigest()
     given = request.headers.get("X-Service-Signature", "")
