@@ -176,7 +176,7 @@ async def _working(
             await eventually(lambda: api.answers, what="a POST", seconds=START_SECONDS)
             yield
             if not await asyncio.to_thread(rig.queues.count, OUTBOUND):
-                raise BenchError("the queue has run empty")
+                raise BenchError("the queue ran empty")
         finally:
             # The worker's drain needs the API.
             await asyncio.to_thread(stack.close)

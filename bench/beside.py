@@ -151,12 +151,14 @@ def _measure(
             begun = marks
         if not ended and max(counts) >= messages:
             if not begun:
-                raise BenchError(f"not all were warm when one was done: {counts}; take more")
+                raise BenchError(
+                    f"a worker finished before all were warm: {counts}. Use more messages."
+                )
             ended = marks
         if min(counts) >= messages:
             return begun, ended
         if time.monotonic() > deadline:
-            raise BenchError(f"of {messages} messages the workers have POSTed {counts}")
+            raise BenchError(f"the workers POSTed {counts} of {messages} messages")
         time.sleep(POLL_SECONDS)
 
 

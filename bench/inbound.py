@@ -130,7 +130,7 @@ class H2load:
         )
         rate = re.search(r"finished in .*?, ([0-9.]+) req/s", result.stdout)
         if rate is None or f"status codes: {count} 2xx" not in result.stdout:
-            raise BenchError(f"not all of {count} webhooks were taken:\n{result.stdout[-800:]}")
+            raise BenchError(f"not all of {count} webhooks were accepted:\n{result.stdout[-800:]}")
         self.sent += count
         return float(rate[1])
 

@@ -62,7 +62,7 @@ def _worker_delays(rig: Rig, contestant: Contestant) -> Row:
                 _wait_for_posts(api, contestant, total)
         posted = {post.message_id: post.at for post in api.posts(total)}
     if len(posted) < total:
-        raise BenchError(f"{contestant.name}: of {total} messages {len(posted)} were POSTed")
+        raise BenchError(f"{contestant.name} POSTed {len(posted)} of {total} messages")
     row: Row = {"capacity": capacity}
     for percent, fed in zip(PERCENTS, published, strict=True):
         warm = list(fed.items())[round(len(fed) * WARM_UP) :]
@@ -91,4 +91,4 @@ def _quantiles(percent: int, milliseconds: list[float]) -> Row:
 
 def _wait_for_posts(api: Api, contestant: Contestant, total: int) -> None:
     if not wait_until(lambda: api.count() >= total, seconds=START_SECONDS):
-        raise BenchError(f"{contestant.name} has POSTed {api.count()} messages of {total}")
+        raise BenchError(f"{contestant.name} POSTed {api.count()} of {total} messages")

@@ -191,7 +191,7 @@ def _wait_until_left(rig: Rig, program: Program, wanted: int, deadline: float) -
     while (count := rig.queues.count(OUTBOUND)) > wanted:
         program.usage()
         if time.monotonic() > deadline:
-            raise BenchError(f"{program.name} has left {count} messages")
+            raise BenchError(f"{program.name} left {count} messages in the queue")
         time.sleep(POLL_SECONDS)
     return count
 
@@ -201,7 +201,7 @@ def wait_for_count(api: Api, program: Program, wanted: int, deadline: float) -> 
     while (count := api.count()) < wanted:
         program.usage()
         if time.monotonic() > deadline:
-            raise BenchError(f"{program.name} has POSTed {count} messages of {wanted}")
+            raise BenchError(f"{program.name} POSTed {count} of {wanted} messages")
         time.sleep(POLL_SECONDS)
     return count
 

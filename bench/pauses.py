@@ -49,7 +49,7 @@ def _worker(rig: Rig, stretches: int, tell: Tell) -> Row:
                 )
             )
         if not wait_until(lambda: api.count() >= total, seconds=START_SECONDS):
-            raise BenchError(f"the worker has POSTed {api.count()} messages of {total}")
+            raise BenchError(f"the worker POSTed {api.count()} of {total} messages")
         role.end()
     return role.conclude(capacity / 2, tell)
 

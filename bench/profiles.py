@@ -71,7 +71,7 @@ def _recorded(pid: int, raw: Path, *, native: bool) -> Iterator[None]:
     """Record the stacks of a process, by function, in flame graph format."""
     spy = shutil.which("py-spy", path=str(Path(sys.executable).parent))
     if spy is None:
-        raise BenchError("No py-spy is installed: run `make bench-env`.")
+        raise BenchError("No py-spy is installed: run `make bench-profile`.")
     process = subprocess.Popen(
         [
             *(spy, "record", f"--pid={pid}", "--format=raw", f"--output={raw}", "--function"),

@@ -204,4 +204,4 @@ async def _confirmed(confirms: list[Awaitable[Confirm]]) -> None:
     async with asyncio.timeout(CONFIRM_SECONDS):
         answers = set(await asyncio.gather(*confirms))
     if answers - {"confirmed"}:
-        raise BenchError(f"the broker did not store all that was published: {answers}")
+        raise BenchError(f"the broker did not confirm all messages: {answers}")

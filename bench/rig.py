@@ -178,7 +178,7 @@ def scraped(name: str, ports: list[int]) -> Iterator[None]:
         for scraper in scrapers:
             scraper.stop()
     if not all(scraper.scrapes for scraper in scrapers):
-        raise BenchError(f"{name} offers metrics, but they could not be scraped")
+        raise BenchError(f"{name} has metrics, but they could not be scraped")
 
 
 @contextmanager

@@ -66,15 +66,15 @@ def _measure(console: Console, options: argparse.Namespace) -> int:
     from bench.report import draw, load_results, write  # noqa: PLC0415
 
     for path, left_out, target, need in (
-        (COMPILED, "Our compiled programs are", "compiled", "a C compiler"),
-        (REDPANDA, "Redpanda Connect is", "redpanda-connect", "Go"),
-        (GO, "The programs in Go are", "go-contestants", "Go"),
+        (COMPILED, "the compiled bridge", "compiled", "a C compiler"),
+        (REDPANDA, "Redpanda Connect", "redpanda-connect", "Go"),
+        (GO, "the Go programs", "go-contestants", "Go"),
     ):
         if not path.exists():
-            console.print(f"{left_out} left out: `make {target}` needs {need} to build.")
+            console.print(f"Without {left_out}: `make {target}` needs {need}.")
     scenes = list(SCENES) if options.what == ["all"] else options.what
     if options.what == ["all"] and not has_valgrind():
-        console.print("Instructions are not counted: valgrind is not installed.")
+        console.print("Without instruction counts: valgrind is not installed.")
         scenes = [scene for scene in scenes if not scene.endswith("instructions")]
     amount = Options(options.messages, options.rounds, options.million, options.minutes)
     results = load_results()
@@ -134,15 +134,17 @@ def _print_profile(console: Console, title: str, profile: Profile) -> None:
 
 
 def _parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Our programs beside the alternatives.")
+    parser = argparse.ArgumentParser(description="Measure both roles beside the alternatives.")
     choices = (*SCENES, *ALONE)
     parser.add_argument("what", nargs="+", choices=choices, metavar="|".join(choices))
     parser.add_argument("--messages", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--million", action="store_true", help="long-queues: a million, too")
-    parser.add_argument("--minutes", type=float, default=1, help="pauses: in each role")
-    parser.add_argument("--least", type=float, default=GUARD_RATIO, help="guard: the ratio")
-    parser.add_argument("--native", action="store_true", help="profile: functions in C, too")
+    parser.add_argument(
+        "--million", action="store_true", help="long-queues: also a million messages"
+    )
+    parser.add_argument("--minutes", type=float, default=1, help="pauses: duration per role")
+    parser.add_argument("--least", type=float, default=GUARD_RATIO, help="guard: minimum ratio")
+    parser.add_argument("--native", action="store_true", help="profile: also functions in C")
     options = parser.parse_args()
     if len(options.what) > 1 and set(ALONE) & set(options.what):
         parser.error(f"{', '.join(ALONE)} stand alone")

@@ -89,5 +89,5 @@ def _counting(program: Program) -> Iterator[list[int]]:
         _, told = perf.communicate(timeout=PERF_SECONDS)
     counted = re.search(r"^(\d+),,raw_syscalls:sys_enter", told, re.MULTILINE)
     if counted is None:
-        raise BenchError(f"perf could not count system calls: it takes root.\n{told}")
+        raise BenchError(f"perf could not count system calls, which requires root.\n{told}")
     counts.append(int(counted[1]))

@@ -188,30 +188,30 @@ class _Checker:
     def find_losses(self, verdict: Verdict) -> Iterator[str]:
         """Find lost messages, and other forbidden outcomes."""
         if verdict.lost:
-            yield f"{len(verdict.lost)} confirmed messages are lost"
+            yield f"{len(verdict.lost)} confirmed messages were lost"
         if verdict.unexpected:
-            yield f"{len(verdict.unexpected)} messages turned up that nobody published"
+            yield f"{len(verdict.unexpected)} messages arrived that were never published"
         if verdict.waiting:
             yield f"{verdict.waiting} messages still wait"
         for reason in sorted(verdict.dead.keys() - EXPECTED_DEATHS):
-            yield f"{verdict.dead[reason]} dead letters say {reason}, which no fault here explains"
+            yield f"{verdict.dead[reason]} dead letters say {reason}, which no fault here causes"
         if count := sum(not self._met_an_api_fault(letter) for letter in self._evidence.dead):
-            yield f"{count} dead letters never met a fault of the API"
+            yield f"{count} dead letters did not meet a fault of the API"
 
     def find_repeats(self, verdict: Verdict) -> Iterator[str]:
         """Find POSTs that should not have happened."""
         if verdict.new_keys:
-            yield f"{len(verdict.new_keys)} messages were POSTed with a key that is not theirs"
+            yield f"{len(verdict.new_keys)} messages were POSTed with another message's key"
         if verdict.out_of_order:
-            yield f"{len(verdict.out_of_order)} messages overtook an earlier one of their key"
+            yield f"{len(verdict.out_of_order)} messages overtook an earlier one with the same key"
         if count := verdict.extra_posts.get("unexplained", 0):
-            yield f"{count} extra POSTs that neither the API nor a fault explains"
+            yield f"{count} extra POSTs were not caused by the API or a fault"
         if verdict.worst_kill > self._evidence.concurrency:
             yield f"one kill of a worker doubled {verdict.worst_kill} messages"
         if verdict.worst_freeze > self._evidence.concurrency:
             yield f"one freeze of a worker doubled {verdict.worst_freeze} messages"
         if count := verdict.extra_posts.get("other_worker", 0):
-            yield f"{count} extra POSTs by a worker that did not ask the others"
+            yield f"{count} extra POSTs came from a worker that did not ask the others"
 
     def _overtaken(self, row: Sequence[str]) -> Iterator[str]:
         """Find messages that overtook an earlier message with the same ordering key.

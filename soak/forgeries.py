@@ -617,7 +617,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Forgeries of every preset, all to be refused.")
+    parser = argparse.ArgumentParser(
+        description="Forge webhooks of every preset, and check that all are refused."
+    )
     parser.add_argument("--count", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)

@@ -123,7 +123,7 @@ class Nemesis:
         if without:
             chosen = [card for card in chosen if without not in card.kind]
         if not chosen:
-            raise SoakError(f"no fault is called {only!r}")
+            raise SoakError(f"there is no fault {only!r}")
         self._deck = self._deal([card for card in chosen for _ in range(card.times)])
 
     async def strike(self) -> Fault:

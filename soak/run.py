@@ -300,7 +300,7 @@ class Soak:
                     self.books.problems.append(f"{fault.kind}: {gap:.1f} s without {what}")
         # If a confirm is lost, two workers may receive the publisher's repeats.
         if extra := {c: n for c, n in verdict.extra_posts.items() if c != "publisher_repeat"}:
-            self.books.problems.append(f"POSTs too many, by cause: {extra}")
+            self.books.problems.append(f"extra POSTs, by cause: {extra}")
         if verdict.dead:
             self.books.problems.append(f"dead letters, by reason: {verdict.dead}")
 
@@ -355,7 +355,7 @@ class Soak:
             old, new = self._events.secret, f"secret-{self.books.webhook_secrets + 1}"
             self._rig.secrets.put(current=new, previous=old)
             if not await self._is_refused(removed):
-                self.books.problems.append(f"{removed} was removed, and not refused")
+                self.books.problems.append(f"{removed} was removed, but is still accepted")
             self._events.secret, removed = new, old
             self.books.webhook_secrets += 1
 
@@ -433,7 +433,9 @@ async def main(options: argparse.Namespace) -> int:
 
 
 def _parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Traffic under faults, everything accounted for.")
+    parser = argparse.ArgumentParser(
+        description="Send traffic under faults, and account for every message."
+    )
     parser.add_argument("scenario", choices=[*SCENARIOS, SCALING], nargs="?", default="faults")
     parser.add_argument("--minutes", type=float)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))

@@ -250,7 +250,7 @@ class Wave:
         counts = deployment.counts[begun:]
         tell(f"workers {' '.join(map(str, counts))}; awake after {seconds:.1f} s")
         if max(counts) < plan.most:
-            self.problems.append(f"at most {max(counts)} workers")
+            self.problems.append(f"only {max(counts)} workers ran")
 
     async def _rush(self, burst: Sequence[Request], trickle: Sequence[Request]) -> None:
         """Publish a burst, then more messages at an even rate, while workers are removed."""
@@ -278,7 +278,9 @@ class Wave:
             await self._until_empty()
             waiting = await amqp.count_if_there(retry)
         if waiting != len(late):
-            self.problems.append(f"{waiting} of {len(late)} on the ladder without a worker")
+            self.problems.append(
+                f"{waiting} of {len(late)} messages waited for a retry without a worker"
+            )
         await self._until_sent(before + len(late))
         return time.time() - due
 
@@ -344,4 +346,4 @@ async def scale(seed: int, *, minutes: float) -> None:
     async with open_rig(management=True) as rig:
         if problems := await play(rig, Plan(seed=seed), seconds=minutes * 60):
             raise SoakError("; ".join(problems))
-        tell("PASSED: nothing was lost, nothing was sent twice.")
+        tell("PASSED: no message was lost or sent twice.")

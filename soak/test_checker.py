@@ -50,7 +50,7 @@ def test_finds_a_lost_message() -> None:
     verdict = _check([_post(status=500, at=100)], faults=[API_500])
 
     assert verdict.lost == ["a"]
-    assert verdict.problems == ["1 confirmed messages are lost"]
+    assert verdict.problems == ["1 confirmed messages were lost"]
     assert len(verdict.histories["a"]) == 2
 
 
@@ -68,7 +68,7 @@ def test_finds_a_message_that_nobody_published() -> None:
     verdict = _check([_post(), _post(message_id="b", key="b")])
 
     assert verdict.unexpected == ["b"]
-    assert verdict.problems == ["1 messages turned up that nobody published"]
+    assert verdict.problems == ["1 messages arrived that were never published"]
 
 
 def test_finds_a_message_that_still_waits() -> None:
@@ -84,7 +84,7 @@ def test_finds_a_new_key() -> None:
     verdict = _check([_post(key="other")])
 
     assert verdict.new_keys == ["a"]
-    assert verdict.problems == ["1 messages were POSTed with a key that is not theirs"]
+    assert verdict.problems == ["1 messages were POSTed with another message's key"]
 
 
 @pytest.mark.parametrize(
@@ -200,11 +200,15 @@ def test_finds_a_kill_that_doubled_more_than_was_in_flight() -> None:
     ("posts", "reason", "problems"),
     [
         ([_post(status=500)], "uncertain", []),
-        ([_post(at=90, status=500)], "uncertain", ["1 dead letters never met a fault of the API"]),
+        (
+            [_post(at=90, status=500)],
+            "uncertain",
+            ["1 dead letters did not meet a fault of the API"],
+        ),
         (
             [_post(status=500)],
             "refused",
-            ["1 dead letters say refused, which no fault here explains"],
+            ["1 dead letters say refused, which no fault here causes"],
         ),
     ],
 )

@@ -91,14 +91,14 @@ def _find_problems(verdict: Verdict) -> Iterator[str]:
     if not verdict.events:
         yield "no event was sent"
     if verdict.missing:
-        yield f"{len(verdict.missing)} events were answered 200 and are not stored"
+        yield f"{len(verdict.missing)} events were answered 200, but are not stored"
     if verdict.refused:
-        yield f"{verdict.refused} times a signed event was refused"
+        yield f"signed events were refused {verdict.refused} times"
     if count := verdict.events - verdict.accepted:
         yield f"{count} events were never answered 200"
     if verdict.excess:
-        yield f"{len(verdict.excess)} events are stored more often than they were tried in vain"
+        yield f"{len(verdict.excess)} events have more copies than unanswered attempts"
     if verdict.unexpected:
-        yield f"{len(verdict.unexpected)} events are stored that nobody signed"
+        yield f"{len(verdict.unexpected)} stored events were never sent"
     if verdict.forged_accepted:
         yield f"{verdict.forged_accepted} forged events were not answered 401"
