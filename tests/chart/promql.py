@@ -49,6 +49,7 @@ def alert_groups(**values: Any) -> Groups:
     return groups
 
 
+@cache
 def alerts() -> dict[str, dict[str, Any]]:
     """Return every alert by name."""
     rules = (rule for group in alert_groups() for rule in group["rules"])

@@ -24,6 +24,7 @@ RUNBOOKS = DOCS / "runbooks.md"
 PAGES = [*sorted(DOCS.glob("*.md")), DOCS.parent / "README.md"]
 ALERTS = alerts()
 CASES = alert_cases()
+GROUPS = alert_groups()
 
 
 def expectations(alert: str) -> list[dict[str, Any]]:
@@ -39,7 +40,7 @@ def expected_labels(alert: str) -> list[dict[str, str]]:
 @pytest.fixture(scope="module")
 def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write the rules that Helm renders, as Prometheus would load them."""
-    return write_rules(alert_groups(), tmp_path_factory.mktemp("rules") / "alerts.yaml")
+    return write_rules(GROUPS, tmp_path_factory.mktemp("rules") / "alerts.yaml")
 
 
 # The rules
@@ -68,7 +69,7 @@ def test_it_fires_in_trouble_and_only_then(case: str, tmp_path: Path) -> None:
                 if rule.get("alert") in wanted or rule.get("record", "none:") in expressions
             ],
         }
-        for group in alert_groups()
+        for group in GROUPS
     ]
     write_rules(groups, tmp_path / "alerts.yaml")
     plan = {
@@ -84,14 +85,14 @@ def test_it_fires_in_trouble_and_only_then(case: str, tmp_path: Path) -> None:
     assert played.returncode == 0, played.stdout + played.stderr
 
 
-@pytest.mark.parametrize("alert", ALERTS)
-def test_it_is_seen_to_fire(alert: str) -> None:
-    jobs = {labels["job"] for labels in expected_labels(alert)}
-    tests = [str(t) for _, t in CASES.values() if alert in str(t["alert_rule_test"])]
+def test_each_is_seen_to_fire() -> None:
+    for alert in ALERTS:
+        jobs = {labels["job"] for labels in expected_labels(alert)}
+        tests = [str(t) for _, t in CASES.values() if alert in str(t["alert_rule_test"])]
 
-    assert jobs
-    assert "good" not in jobs
-    assert any('job="good"' in test for test in tests)
+        assert jobs, alert
+        assert "good" not in jobs, alert
+        assert any('job="good"' in test for test in tests), alert
 
 
 def test_nothing_is_tested_that_is_no_alert() -> None:
@@ -101,14 +102,11 @@ def test_nothing_is_tested_that_is_no_alert() -> None:
     assert named == set(ALERTS)
 
 
-@pytest.mark.parametrize(
-    "rule",
-    [rule for group in alert_groups() for rule in group["rules"]],
-    ids=lambda rule: rule.get("alert") or rule["record"],
-)
-def test_it_looks_at_series_that_exist(rule: dict[str, Any]) -> None:
+def test_they_look_at_series_that_exist() -> None:
     """Every metric and label value of an expression is one that the bridge creates at zero."""
-    assert unknown_in(rule["expr"]) == []
+    expressions = (rule["expr"] for group in GROUPS for rule in group["rules"])
+
+    assert [series for expression in expressions for series in unknown_in(expression)] == []
 
 
 def test_everything_recorded_is_used() -> None:
@@ -120,21 +118,16 @@ def test_everything_recorded_is_used() -> None:
 # What on-call reads
 
 
-@pytest.mark.parametrize("alert", ALERTS)
-def test_it_says_what_happens_and_how_bad_it_is(alert: str) -> None:
-    annotations = ALERTS[alert]["annotations"]
+def test_each_says_what_happens_and_how_bad_it_is() -> None:
+    for alert, rule in ALERTS.items():
+        annotations = rule["annotations"]
+        quoted = set(re.findall(r"\$labels\.(\w+)", str(annotations)))
 
-    assert ALERTS[alert]["labels"]["severity"] in {"critical", "warning", "info"}
-    assert 0 < len(annotations["summary"]) < 120
-    assert annotations["description"].endswith(".")
-    assert annotations["runbook_url"] == f"{BASE}/runbooks.md#{alert.lower()}"
-
-
-@pytest.mark.parametrize("alert", ALERTS)
-def test_it_speaks_of_labels_that_it_has(alert: str) -> None:
-    quoted = set(re.findall(r"\$labels\.(\w+)", str(ALERTS[alert]["annotations"])))
-
-    assert quoted <= set(expected_labels(alert)[0])
+        assert rule["labels"]["severity"] in {"critical", "warning", "info"}, alert
+        assert 0 < len(annotations["summary"]) < 120, alert
+        assert annotations["description"].endswith("."), alert
+        assert annotations["runbook_url"] == f"{BASE}/runbooks.md#{alert.lower()}"
+        assert quoted <= set(expected_labels(alert)[0]), alert
 
 
 def test_each_alert_has_a_runbook_and_each_runbook_an_alert() -> None:
@@ -143,25 +136,25 @@ def test_each_alert_has_a_runbook_and_each_runbook_an_alert() -> None:
     assert sections == list(ALERTS)
 
 
-@pytest.mark.parametrize("alert", ALERTS)
-def test_a_runbook_says_what_to_do_and_when_it_is_mended(alert: str) -> None:
-    section = re.split(rf"^### {alert}$", RUNBOOKS.read_text(), flags=re.MULTILINE)[1]
-    text = re.split(r"^##", section, flags=re.MULTILINE)[0]
+def test_each_runbook_says_what_to_do_and_when_it_is_mended() -> None:
+    document = RUNBOOKS.read_text()
+    for alert in ALERTS:
+        text = document.partition(f"\n### {alert}\n")[2].partition("\n##")[0]
 
-    assert all(part in text for part in ("**What happens.**", "**Do.**", "**Resolved.**"))
+        for part in ("**What happens.**", "**Do.**", "**Resolved.**"):
+            assert part in text, alert
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS.parent)))
-def test_pages_name_metrics_that_exist(page: Path) -> None:
+def test_pages_name_metrics_that_exist() -> None:
     """Every metric and label value that a page tells to look at is there."""
+    asked = [
+        (page.name, text)
+        for page in PAGES
+        for text in re.findall(r"`([^`\n]*sms_bridge_[^`\n]*)`", page.read_text())
+    ]
+
     # Prose names a histogram as a whole, an expression one of its series.
-    assert [
-        text for text in _asked_in(page) if unknown_in(text) and unknown_in(f"{text}_sum")
-    ] == []
-
-
-def _asked_in(page: Path) -> list[str]:
-    return re.findall(r"`([^`\n]*sms_bridge_[^`\n]*)`", page.read_text())
+    assert [one for one in asked if unknown_in(one[1]) and unknown_in(f"{one[1]}_sum")] == []
 
 
 def test_documents_and_examples_name_metrics_that_exist() -> None:

@@ -347,8 +347,10 @@ def test_values_that_cannot_work_are_refused(values: Values, sentence: str) -> N
     assert str(caught.value).count("\n- ") == 1
 
 
-@pytest.mark.parametrize("way", ["smsApi.preset", "config.sms_api.preset"])
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize(
+    ("preset", "way"),
+    [*((preset, "smsApi.preset") for preset in PRESETS), ("twilio", "config.sms_api.preset")],
+)
 def test_an_address_is_asked_for_where_the_preset_knows_none(preset: Preset, way: str) -> None:
     given = nested("smsApi", {"baseUrl": "", "account": "an-account"})
     values = merged(MINIMAL, given, nested(way, preset))
@@ -380,13 +382,6 @@ def test_the_comment_names_the_presets_without_an_address() -> None:
         ),
         (
             nested("prometheusRule", {"enabled": True, "disabled": ["NoSuchAlert"]}),
-            "names NoSuchAlert, but there is no such alert",
-        ),
-        (
-            nested(
-                "prometheusRule",
-                {"enabled": True, "overrides": {"SmsBridgeQueueIsGrowing": {"for": "1h"}}},
-            ),
             "(and with prometheusRule.brokerAlerts those of the broker)",
         ),
         (
@@ -406,8 +401,10 @@ def test_names_that_do_not_exist_are_refused(values: Values, sentence: str) -> N
     assert sentence in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["groups: [", "groups: []", ""], ids=["broken", "none", "empty"])
-@pytest.mark.parametrize("name", ["alerts.yaml", "broker-alerts.yaml", "runbooks.yaml"])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("alerts.yaml", "groups: ["), ("broker-alerts.yaml", "groups: []"), ("runbooks.yaml", "")],
+)
 def test_files_that_cannot_be_read_are_refused(name: str, text: str, tmp_path: Path) -> None:
     chart = shutil.copytree(CHART, tmp_path / "sms-bridge")
     (chart / "files" / name).write_text(text)
@@ -421,17 +418,11 @@ def test_files_that_cannot_be_read_are_refused(name: str, text: str, tmp_path: P
     [
         ({"imagee": {}}, "imagee"),
         (nested("worker.replicas", 3), "replicas"),
-        (nested("webhook.keda", {}), "keda"),
-        (nested("webhook.service.ports", 80), "ports"),
-        (nested("worker.livenessProbe.httpGet", {}), "httpGet"),
-        (nested("config.wroker", {}), "wroker"),
         (nested("config.worker.concurency", 5), "concurency"),
         (nested("config.admin.port", 1), "admin"),
         (nested("image.digest", "sha256:abc"), "digest"),
         (nested("rabbitmq.host", "user:secret@rabbitmq"), "host"),
         (nested("rabbitmq.hosts", ["user:secret@rabbitmq"]), "hosts"),
-        (nested("rabbitmq.hosts", ["rabbitmq:5672"]), "hosts"),
-        (nested("rabbitmq.hosts", [""]), "hosts"),
         (nested("rabbitmq.hosts", ["one", "one"]), "hosts"),
         (nested("smsApi.preset", "twillio"), "preset"),
         (nested("smsApi.baseUrl", "https://user:secret@sms.example.com"), "baseUrl"),
@@ -440,13 +431,8 @@ def test_files_that_cannot_be_read_are_refused(name: str, text: str, tmp_path: P
         # KEDA would take every worker away while it cannot read the queue.
         (nested("worker.keda.fallback.replicas", 0), "replicas"),
         (nested("webhookSecrets.secretKeys", []), "secretKeys"),
-        (nested("webhook.endpoints", [{"path": "/a"}]), "existingSecret"),
         (nested("webhook.endpoints", [{"path": "/a", "existingSecret": ""}]), "existingSecret"),
         (nested("webhook.endpoints", [{"path": "a", "existingSecret": "s"}]), "path"),
-        (
-            nested("webhook.endpoints", [{"path": "/a", "existingSecret": "s", "secret": "s"}]),
-            "secret",
-        ),
         (
             nested(
                 "webhook.endpoints",
@@ -455,19 +441,12 @@ def test_files_that_cannot_be_read_are_refused(name: str, text: str, tmp_path: P
             "secrets",
         ),
         (nested("rabbitmq.secretKeys.host", "a/b"), "host"),
-        (nested("worker.args", "--config x"), "args"),
-        (nested("existingConfigMap", "Mine"), "existingConfigMap"),
         (nested("webhookSecrets.secretKeys", ["../key"]), "secretKeys"),
         (nested("worker.podDisruptionBudget.maxUnavailable", 0), "maxUnavailable"),
         (nested("prometheusRule.overrides", {"A": {"four": "5m"}}), "four"),
-        (nested("prometheusRule.selector", "namespace=sms"), "selector"),
         (nested("prometheusRule.selector", '{namespace="sms"}'), "selector"),
         (nested("topology.deletionPolicy", "Retain"), "deletionPolicy"),
         (nested("topology.extraBindings", [{"destination": "a"}]), "routingKey"),
-        (
-            nested("topology.extraBindings", [{"destination": "a", "routingKey": "", "queue": 1}]),
-            "queue",
-        ),
         (nested("fullnameOverride", "Upper_Case"), "fullnameOverride"),
     ],
 )

@@ -100,7 +100,6 @@ def test_the_service_account_may_be_somebody_elses() -> None:
     ("image", "expected"),
     [
         ({}, f"ghcr.io/example/sms-bridge:{APP_VERSION}"),
-        ({"tag": "1.2.3"}, "ghcr.io/example/sms-bridge:1.2.3"),
         ({"digest": "sha256:" + "a" * 64}, "ghcr.io/example/sms-bridge@sha256:" + "a" * 64),
         (
             {"tag": "1.2.3", "digest": "sha256:" + "a" * 64},
@@ -108,7 +107,7 @@ def test_the_service_account_may_be_somebody_elses() -> None:
         ),
         ({"registry": ""}, f"example/sms-bridge:{APP_VERSION}"),
     ],
-    ids=["appVersion", "tag", "digest", "tag and digest", "no registry"],
+    ids=["appVersion", "digest", "tag and digest", "no registry"],
 )
 def test_image_reference(image: Values, expected: str) -> None:
     for pod in pods(render(merged(MINIMAL, {"image": image}))):
