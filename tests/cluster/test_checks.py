@@ -19,8 +19,6 @@ DEPLOYMENTS = "templates/deployments.yaml"
 HELPERS = "templates/_helpers.tpl"
 BUDGETS = "templates/poddisruptionbudgets.yaml"
 SERVICES = "templates/services.yaml"
-TEST_POD = "templates/tests/webhook.yaml"
-TOPOLOGY = "templates/topology.yaml"
 
 
 @dataclass(frozen=True)
@@ -45,8 +43,6 @@ class Fault:
 
 
 SECURITY = "securityContext: {{- toYaml $.Values.securityContext | nindent 12 }}"
-RESOURCES = "resources: {{- toYaml $r.resources | nindent 12 }}"
-BUDGET_SELECTOR = """matchLabels: {{- include "sms-bridge.selectorLabels" $of | nindent 6 }}"""
 SCALED = "{{- if not (or $r.autoscaling.enabled ($r.keda | default dict).enabled) }}"
 CHECKSUM = """"checksum/config" (include "sms-bridge.config" .root | sha256sum)"""
 ACCOUNT_NOTES = '"annotations" .Values.serviceAccount.annotations'
@@ -58,34 +54,6 @@ FAULTS: Mapping[str, Fault] = {
     "a container that PodSecurity refuses": Fault(
         checks.not_running, "violates PodSecurity", DEPLOYMENTS, SECURITY, ""
     ),
-    "a test pod without a security context": Fault(
-        checks.refused,
-        "violates PodSecurity",
-        TEST_POD,
-        "securityContext: {{- toYaml .Values.securityContext | nindent 8 }}",
-        "",
-    ),
-    "a misspelt field": Fault(
-        checks.refused, "minReadySecond", DEPLOYMENTS, "minReadySeconds:", "minReadySecond:"
-    ),
-    "a misspelt field of a custom resource": Fault(
-        checks.refused,
-        "deletionPolice",
-        TOPOLOGY,
-        '"deletionPolicy"',
-        '"deletionPolice"',
-        CI["operators"],
-    ),
-    "no resources under a quota": Fault(
-        checks.not_running, "must specify", DEPLOYMENTS, RESOURCES, ""
-    ),
-    "a pod that fits on no node": Fault(
-        checks.not_running,
-        "nodes are available",
-        DEPLOYMENTS,
-        "enableServiceLinks: false",
-        "nodeSelector: {no: where}",
-    ),
     "a Secret that is missing": Fault(
         checks.dangling,
         "names the Secret sms-bridge-x",
@@ -93,40 +61,8 @@ FAULTS: Mapping[str, Fault] = {
         '"credential" "smsApi") | quote }}',
         '"credential" "smsApi") }}-x',
     ),
-    "a key that is missing": Fault(
-        checks.dangling,
-        "lacks: user",
-        "templates/_secrets.tpl",
-        "key: {{ $v.rabbitmq.secretKeys.username | quote }}",
-        "key: user",
-    ),
-    "a probe of a port that is none": Fault(
-        checks.dangling,
-        "has no port metrics",
-        HELPERS,
-        '"port" "admin"',
-        '"port" "metrics"',
-    ),
-    "an autoscaler of a Deployment that is none": Fault(
-        checks.dangling,
-        "names the Deployment rel-sms-bridge, which",
-        "templates/keda.yaml",
-        "name: {{ $full }}-worker\n  pollingInterval",
-        "name: {{ $full }}\n  pollingInterval",
-        CI["autoscaled"],
-    ),
     "a Service's port that is none of the pod": Fault(
         checks.misrouted, "leads to no pod: http", SERVICES, "targetPort: http", "targetPort: web"
-    ),
-    "a Service's port that no container declares": Fault(
-        checks.misrouted, "lacks: 8000", SERVICES, "targetPort: http", "targetPort: 8000"
-    ),
-    "a Service that leads to both roles": Fault(
-        checks.misrouted,
-        "-webhook leads to rel-sms-bridge-worker",
-        SERVICES,
-        'selector: {{- include "sms-bridge.selectorLabels" $of',
-        'selector: {{- include "sms-bridge.selectorLabels" (dict "root" $)',
     ),
     "a budget that allows nothing": Fault(
         checks.unguarded,
@@ -134,13 +70,6 @@ FAULTS: Mapping[str, Fault] = {
         BUDGETS,
         "maxUnavailable: {{ .maxUnavailable | toJson }}",
         "maxUnavailable: 0",
-    ),
-    "a budget of both roles": Fault(
-        checks.unguarded,
-        "covers ['rel-sms-bridge-webhook', 'rel-sms-bridge-worker']",
-        BUDGETS,
-        BUDGET_SELECTOR,
-        BUDGET_SELECTOR.replace("$of", '(dict "root" $)'),
     ),
     "an alert that leads nowhere": Fault(
         checks.unexplained,
