@@ -14,7 +14,7 @@ from tests.faults.traffic import has_taken, seconds_to_send
 async def test_credentials_rejected_for_a_while(bench: Bench) -> None:
     """A key that is refused for a while costs no message, no attempt and no second sending."""
     await bench.declare_main()
-    numbers = await bench.publish(500)
+    numbers = await bench.publish(200)
     bench.service.misbehave({"status": 401})
     async with bench.worker(worker__concurrency=50, worker__max_attempts=1) as live:
         await eventually(lambda: live.paused == {"credentials_rejected"}, what="paused")
@@ -113,7 +113,7 @@ async def test_first_answer_of_a_fresh_worker_is_403(bench: Bench) -> None:
 @pytest.mark.parametrize("status", [403, 404])
 async def test_key_or_path_that_goes_away(bench: Bench, status: int) -> None:
     await bench.declare_main()
-    numbers = await bench.publish(300)
+    numbers = await bench.publish(200)
     bench.service.misbehave({"latency_seconds": 0.1})
     async with bench.worker(worker__concurrency=50, worker__max_attempts=1) as live:
         await eventually(partial(has_taken, bench, numbers, 100), what="100 are sent")

@@ -327,7 +327,8 @@ async def test_broker_password_changed_while_running(bench: Bench, tmp_path: Pat
         "rabbitmq__password_file": str(password),
     }
     async with bench.worker(rabbitmq__url=[url], **files) as live:
-        await asyncio.to_thread(bench.broker.ctl, "change_password", "rotated", "new:p@ss/w%rd")
+        new = '<<"rotated">>, <<"new:p@ss/w%rd">>, <<"test">>'
+        evaluate(bench.broker, f"rabbit_auth_backend_internal:change_password({new})")
         bench.proxy.reset()
         await eventually(
             lambda: live.metric("sms_bridge_amqp_connections_total", outcome="auth_failed"),

@@ -22,7 +22,7 @@ from tests.amqp_client import open_amqp
 from tests.faults.bench import Bench, eventually, make_settings
 
 # More than a few rounds.
-CAMPAIGN = 3000
+CAMPAIGN = 1500
 # How often it is run at most.
 TRIES = 4
 

@@ -19,7 +19,7 @@ async def test_a_kill_doubles_no_more_than_was_in_flight(
     bench: Bench, tmp_path: Path, latency_seconds: float
 ) -> None:
     await bench.declare_main()
-    numbers = make_numbers(300)
+    numbers = make_numbers(200)
     if latency_seconds:
         bench.service.misbehave({"latency_seconds": latency_seconds, "count": None})
     # A worker that is gone answers no question; nobody waits for it.

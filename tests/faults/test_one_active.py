@@ -83,8 +83,7 @@ async def ask_ready(live: Live) -> httpx.Response:
         return await http.get(f"{live.admin_url}/readyz")
 
 
-@pytest.mark.parametrize("coordination", ["on", "off"])
-@pytest.mark.parametrize("kind", ["classic", "quorum"])
+@pytest.mark.parametrize(("kind", "coordination"), [("classic", "off"), ("quorum", "on")])
 async def test_one_is_active_and_the_others_stand_by(
     bench: Bench, kind: str, coordination: str
 ) -> None:

@@ -98,7 +98,7 @@ async def test_a_revoked_key_costs_the_posts_of_one_worker(
     bench: Bench, tmp_path: Path, workers: int, slots: int
 ) -> None:
     await bench.declare_main()
-    numbers = await bench.publish(2000)
+    numbers = await bench.publish(900)
     async with open_crew(bench, tmp_path, workers, worker__concurrency=slots) as crew:
         await eventually(lambda: len(bench.service.posts(numbers)) > 300, what="load")
         bench.service.misbehave({"status": 401})
@@ -118,7 +118,7 @@ async def test_a_revoked_key_costs_the_posts_of_one_worker(
 
 async def test_a_wait_that_one_is_asked_for_is_kept_by_all(bench: Bench, tmp_path: Path) -> None:
     await bench.declare_main()
-    numbers = await bench.publish(3000)
+    numbers = await bench.publish(1200)
     async with open_crew(bench, tmp_path, 3) as crew:
         await eventually(lambda: len(bench.service.posts(numbers)) > 300, what="load")
         limit = {"status": 429, "headers": {"Retry-After": "3"}, "count": 1}
@@ -169,7 +169,7 @@ async def test_a_shared_limit_while_workers_come_and_go(
     limit = {"per_second": 100, "burst": 5, "scope": "cluster"}
     changed = {f"worker__rate_limit__{key}": value for key, value in limit.items()}
     await bench.declare_main()
-    await bench.publish(3000)
+    await bench.publish(2000)
     async with open_crew(bench, tmp_path, 3, worker__concurrency=20, **changed) as crew:
         await crew.until_shared()
         followed = []

@@ -34,11 +34,9 @@ async def until_all_are_taken(api: ChoosyApi, numbers: Collection[str], *, secon
         await asyncio.sleep(0.01)
 
 
-@pytest.mark.parametrize(
-    ("wait", "seconds"), [(4, 12), (86400, 12), (None, 12)], ids=["short", "long", "none"]
-)
+@pytest.mark.parametrize("wait", [86400, None], ids=["long", "none"])
 async def test_one_numbers_limit_holds_up_no_other(
-    bench: Bench, choosy: ChoosyApi, wait: int | None, seconds: float
+    bench: Bench, choosy: ChoosyApi, wait: int | None
 ) -> None:
     (bad,) = make_numbers(1)
     choosy.answer = lambda to, _: Said(429, retry_after=wait) if to == bad else None
@@ -46,7 +44,7 @@ async def test_one_numbers_limit_holds_up_no_other(
     await bench.publish([bad])
     others = await bench.publish(OTHERS)
     async with bench.worker(sms_api__base_url=choosy.url, **TWO_TRIES) as live:
-        await until_all_are_taken(choosy, others, seconds=seconds)
+        await until_all_are_taken(choosy, others, seconds=12)
         assert len(choosy.asked(others)) == OTHERS
         # It goes alone, and its attempts are used up.
         await bench.until_dead(1)
@@ -61,12 +59,9 @@ async def test_one_numbers_limit_holds_up_no_other(
         assert singled_out == 1
 
 
-@pytest.mark.parametrize("status", [401, 402])
-async def test_a_refusal_of_one_number_is_one_pause(
-    bench: Bench, choosy: ChoosyApi, status: int
-) -> None:
+async def test_a_refusal_of_one_number_is_one_pause(bench: Bench, choosy: ChoosyApi) -> None:
     (bad,) = make_numbers(1)
-    choosy.answer = lambda to, _: Said(status) if to == bad else None
+    choosy.answer = lambda to, _: Said(401) if to == bad else None
     await bench.declare_main()
     for _ in range(5):
         await bench.publish([bad], ids=False)
@@ -127,13 +122,13 @@ async def test_a_senders_limit_without_a_code_of_its_own(bench: Bench, choosy: C
         assert await bench.dead_letters() == []
 
 
-@pytest.mark.parametrize(("concurrency", "bulk", "wait"), [(1, 60, 2), (10, 300, 7), (50, 300, 2)])
+@pytest.mark.parametrize(("concurrency", "bulk"), [(1, 60), (10, 150)])
 async def test_a_limited_senders_bulk_makes_room(
-    bench: Bench, choosy: ChoosyApi, *, concurrency: int, bulk: int, wait: int
+    bench: Bench, choosy: ChoosyApi, *, concurrency: int, bulk: int
 ) -> None:
     is_full = True
     choosy.answer = lambda _, sender: (
-        Said(429, retry_after=wait) if is_full and sender == "Slow" else None
+        Said(429, retry_after=2) if is_full and sender == "Slow" else None
     )
     choosy.latency_seconds = 0.02
     await bench.declare_main()
