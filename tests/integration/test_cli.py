@@ -20,7 +20,6 @@ import httpx
 import jsonschema
 import pytest
 import yaml
-from pamqp.commands import Basic
 
 from bridge import is_compiled
 from bridge.admin import send
@@ -32,6 +31,7 @@ from bridge.sandbox.broker import Broker
 from tests.accounts import account
 from tests.alarms import memory_alarm
 from tests.amqp_client import Amqp, open_amqp
+from tests.erlang import evaluate
 from tests.integration.conftest import (
     SECONDS,
     SIGNATURE,
@@ -121,15 +121,12 @@ async def test_the_version_is_shown() -> None:
     assert re.fullmatch(rb"sms-bridge \d+\.\d+\.\d+\S*" + compiled + rb"\n", result.stdout)
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-async def test_commands_are_completed(shell: str) -> None:
+async def test_commands_are_completed() -> None:
     """The shell completion offers the commands of a group."""
     variables = {
-        "_SMS_BRIDGE_COMPLETE": f"complete_{shell}",
+        "_SMS_BRIDGE_COMPLETE": "complete_bash",
         "COMP_WORDS": "sms-bridge dlq re",
         "COMP_CWORD": "2",
-        "_TYPER_COMPLETE_ARGS": "sms-bridge dlq re",
-        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
     }
     result = await anyio.run_process([str(SCRIPT)], check=False, env=make_environ({}) | variables)
 
@@ -137,33 +134,22 @@ async def test_commands_are_completed(shell: str) -> None:
     assert b"discard" not in result.stdout
 
 
-@pytest.mark.parametrize(
-    ("shell", "file"),
-    [
-        ("bash", ".bash_completions/sms-bridge.sh"),
-        ("zsh", ".zfunc/_sms-bridge"),
-        ("fish", ".config/fish/completions/sms-bridge.fish"),
-    ],
-)
-async def test_completion_is_installed_for_the_shell_that_is_named(
-    tmp_path: Path, shell: str, file: str
-) -> None:
+async def test_completion_is_installed_for_the_shell_that_is_named(tmp_path: Path) -> None:
     """`--install-completion SHELL` installs for that shell, whichever this one is."""
     home = {"HOME": str(tmp_path)}
     result = await anyio.run_process(
-        [str(SCRIPT), "--install-completion", shell], check=False, env=make_environ({}) | home
+        [str(SCRIPT), "--install-completion", "fish"], check=False, env=make_environ({}) | home
     )
-    shown = await anyio.run_process([str(SCRIPT), "--show-completion", shell], env=make_environ({}))
+    installed = tmp_path / ".config/fish/completions/sms-bridge.fish"
 
     assert result.returncode == 0, result.stderr
-    assert (tmp_path / file).read_text(encoding="utf-8").strip() == shown.stdout.decode().strip()
-    assert "_SMS_BRIDGE_COMPLETE" in shown.stdout.decode()
+    assert "_SMS_BRIDGE_COMPLETE" in installed.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
     "args",
-    [("sendd",), ("send", "--too", "x"), ("send",), ("worker", "--config")],
-    ids=["command", "option", "missing", "value"],
+    [("sendd",), ("send",)],
+    ids=["command", "missing"],
 )
 async def test_bad_usage_is_told(args: tuple[str, ...]) -> None:
     """Bad usage ends with 2 and an explanation, without a traceback."""
@@ -174,26 +160,12 @@ async def test_bad_usage_is_told(args: tuple[str, ...]) -> None:
     assert b"Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("args", "told"),
-    [
-        (("check", "--role", "both"), "--role': 'both' is not one of 'worker', 'webhook'."),
-        (("dlq", "list", "--reason", "x"), "--reason': 'x' is not one of 'invalid', 'refused', "),
-        (
-            ("topology", "show", "--format", "x"),
-            "--format': 'x' is not one of 'table', 'operator', ",
-        ),
-    ],
-    ids=["role", "reason", "format"],
-)
-async def test_an_unknown_choice_is_told_with_the_known_ones(
-    args: tuple[str, ...], told: str
-) -> None:
+async def test_an_unknown_choice_is_told_with_the_known_ones() -> None:
     """An unknown word for an option ends with 2, and names the words that there are."""
-    result = await run_program(*args)
+    result = await run_program("dlq", "list", "--reason", "x")
 
     assert result.returncode == 2
-    assert f"Error: Invalid value for '{told}" in result.stderr.decode()
+    assert "--reason': 'x' is not one of 'invalid', 'refused', " in result.stderr.decode()
 
 
 # check
@@ -228,12 +200,9 @@ async def test_check_shows_no_secret(line: Line, canaries: Canaries) -> None:
     "wrong",
     [
         {"worker.concurrency": "many"},
-        {"worker.qeue": "a"},
-        {"sms_api.key": "null"},
-        {"webhook.secrets": "[]"},
         {"webhook.secrets": "null", "webhook.secret_files": ["/nowhere/secret"]},
     ],
-    ids=["value", "unknown-key", "no-key", "no-secrets", "no-secret-file"],
+    ids=["value", "no-secret-file"],
 )
 async def test_check_finds_a_wrong_set_up(line: Line, wrong: dict[str, object]) -> None:
     """`check` ends with 2 and one line that names the key."""
@@ -318,32 +287,14 @@ async def test_send_to_a_full_disk_says_that_it_is_sent(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no disk that is always full")
-@pytest.mark.parametrize("command", [("check",), ("schema", "config"), ("--help",)])
-async def test_a_full_disk_is_told(command: tuple[str, ...]) -> None:
+async def test_a_full_disk_is_told() -> None:
     """Output that cannot be written is one line and exit 1, no traceback."""
-    said = await _run_on_a_full_disk(*command, settings={})
+    said = await _run_on_a_full_disk("schema", "config", settings={})
 
     assert said == (
         "sms-bridge: standard output: cannot be written: No space left on device; the command "
         "may have done its work: check before you run it again\n"
     )
-
-
-async def test_send_gives_up_waiting(amqp: Amqp, amqp_url: str, canaries: Canaries) -> None:
-    """`send --wait` ends with 1 when there is no outcome in time, and the request stays."""
-    queue = unique("nobody")
-    await amqp.channel.declare_queue(queue, durable=True)
-    settings = {"rabbitmq.url": amqp_url, "worker.queue": queue}
-    command = _send(canaries.request(), "--wait", "--timeout", "1")
-    result = await run_program(*command, settings=settings)
-    count = await amqp.count(queue)
-    stored = await amqp.take(queue)
-    await amqp.delete([queue])
-
-    assert (result.returncode, count) == (1, 1)
-    assert len(result.stderr.splitlines()) == 1
-    # The id is what the user has to look for it.
-    assert str(stored.message_id) in (result.stdout + result.stderr).decode()
 
 
 async def test_a_broker_that_stops_ends_a_command_with_a_sentence(amqp_url: str) -> None:
@@ -407,8 +358,8 @@ async def test_send_gives_up_in_time_while_it_looks_for_the_reason(
 
 @pytest.mark.parametrize(
     "members",
-    [{"to": "491713920010"}, {"text": ""}, {"text": "Zikadensommer" * 200}, {"from": "x" * 33}],
-    ids=["to", "empty-text", "long-text", "from"],
+    [{"to": "491713920010"}, {"text": "Zikadensommer" * 200}],
+    ids=["to", "long-text"],
 )
 async def test_send_refuses_what_the_worker_would(
     line: Line, canaries: Canaries, members: dict[str, str]
@@ -468,29 +419,19 @@ async def test_send_during_an_alarm_tells_what_to_do(
     assert re.search(r"the request [0-9a-f-]{36} may still be stored", text)
 
 
-@pytest.mark.parametrize(
-    ("error", "told"),
-    [
-        (aiormq.exceptions.DeliveryError(None, Basic.Nack()), "check whether the queue is full"),
-        (aiormq.exceptions.ConnectionClosed(320, "x"), "see the broker's log; the request 7 may"),
-    ],
-    ids=["refused", "connection"],
-)
-async def test_send_that_is_not_confirmed_tells_what_to_do(error: Exception, told: str) -> None:
-    """A request that the broker refuses, or a connection that ends, is told with the remedy."""
+async def test_send_to_a_full_queue_tells_what_to_do(
+    amqp: Amqp, amqp_url: str, canaries: Canaries
+) -> None:
+    queue = unique("full")
+    full: dict[str, Any] = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    await amqp.channel.declare_queue(queue, durable=True, arguments=full)
+    await amqp.publish(queue, b"in the way")
+    settings = {"rabbitmq.url": amqp_url, "worker.queue": queue}
+    result = await run_program(*_send(canaries.request()), settings=settings)
+    await amqp.delete([queue])
 
-    class Failing:
-        default_exchange: Any
-
-        async def publish(self, *_message: object, **_options: object) -> None:
-            raise error
-
-    channel: Any = Failing()
-    channel.default_exchange = channel
-    with pytest.raises(BrokerError) as caught:
-        await send._publish(channel, aio_pika.Message(b"", message_id="7"), "q")
-
-    assert told in str(caught.value)
+    assert result.returncode == 1
+    assert "check whether the queue is full" in result.stderr.decode()
 
 
 async def test_send_says_that_the_worker_is_paused(
@@ -566,8 +507,13 @@ async def test_send_says_that_nobody_takes(amqp: Amqp, amqp_url: str, canaries: 
     settings = {"rabbitmq.url": amqp_url, "worker.queue": queue, "admin.port": 9}
     command = _send(canaries.request(), "--wait", "--timeout", "1")
     result = await run_program(*command, settings=settings)
+    count = await amqp.count(queue)
+    stored = await amqp.take(queue)
     await amqp.delete([queue])
 
+    assert (result.returncode, count) == (1, 1)
+    # The id is what the user has to look for it.
+    assert str(stored.message_id) in result.stdout.decode()
     assert result.stderr.decode() == (
         f"sms-bridge: no outcome within 1 s (no worker takes from {queue}; start one; if one "
         "is running, its /readyz says why); the request stays queued\n"
@@ -661,10 +607,7 @@ async def test_send_needs_permission(managed_broker: Broker, canaries: Canaries)
 async def test_listen_tells_the_end_of_its_connection(
     launcher: Launcher, managed_broker: Broker
 ) -> None:
-    """A `listen` whose connection the broker ends says so and ends with 1.
-
-    Takes seconds: `rabbitmqctl` ends the connection.
-    """
+    """A `listen` whose connection the broker ends says so and ends with 1."""
     exchange = unique("events")
     async with open_amqp(managed_broker.url) as admin:
         await admin.channel.declare_exchange(exchange, "topic", durable=True)
@@ -675,7 +618,8 @@ async def test_listen_tells_the_end_of_its_connection(
             return "listening on" in listener.output
 
         await eventually(is_listening, what="it listens")
-        managed_broker.ctl("close_all_connections", "a test")
+        ending = 'rabbit_networking:close_connection(P, "a test")'
+        evaluate(managed_broker, f"[{ending} || P <- rabbit_networking:connections()]")
         code = await listener.ended()
     async with open_amqp(managed_broker.url) as admin:
         await admin.delete([exchange])
@@ -685,28 +629,18 @@ async def test_listen_tells_the_end_of_its_connection(
     assert "Traceback" not in listener.output
 
 
-async def test_listen_prints_events(
-    launcher: Launcher, line: Line, http: httpx.AsyncClient
-) -> None:
-    """`listen` prints each inbound event as a line of JSON."""
-    listener = await _listen(launcher, line, http)
-    event = (await _hears(listener))[0]
-    listener.child.signal(signal.SIGINT)
-    await listener.ended()
-
-    assert (event["routing_key"], event["type"]) == ("message.received", "message.received")
-    assert event["body"]["id"] == event["event_id"]
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["int", "term"])
 async def test_listen_ends_clean(
     launcher: Launcher, line: Line, http: httpx.AsyncClient, number: signal.Signals
 ) -> None:
-    """`listen` ends with 0 and without a traceback when it is told to end."""
+    """`listen` prints each inbound event as a line of JSON, and ends with 0 when it is told to."""
     listener = await _listen(launcher, line, http)
+    event = (await _hears(listener))[0]
     listener.child.signal(number)
     code = await listener.ended()
 
+    assert (event["routing_key"], event["type"]) == ("message.received", "message.received")
+    assert event["body"]["id"] == event["event_id"]
     assert code == 0, listener.output
     assert "Traceback" not in listener.output
 
@@ -781,13 +715,6 @@ async def test_events_and_outcomes_are_as_their_schemas_say(
 # sandbox
 
 
-async def test_the_sandbox_takes_messages(service: Service, http: httpx.AsyncClient) -> None:
-    """The sandbox says what it takes, and refuses a key that it does not know."""
-    answer = await http.post(f"{service.url}/v1/messages", json={}, headers={})
-
-    assert answer.status_code == 401
-
-
 async def test_the_sandbox_replies_to_the_bridge(
     launcher: Launcher, line: Line, http: httpx.AsyncClient, canaries: Canaries
 ) -> None:
@@ -822,8 +749,7 @@ async def test_the_sandboxs_secret_is_in_one_place(tmp_path: Path) -> None:
     assert b"secret cannot be read: No such file or directory" in missing.stderr
 
 
-@pytest.mark.parametrize("command", ["sandbox", "demo"])
-@pytest.mark.parametrize("missing", ["starlette", "uvicorn"])
+@pytest.mark.parametrize(("command", "missing"), [("sandbox", "starlette"), ("demo", "uvicorn")])
 async def test_the_sandbox_says_what_to_install(command: str, missing: str) -> None:
     """Without the extra `sandbox` both commands end with 2 and the line that installs it."""
     program = (

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from bridge.sandbox.broker import private_broker
+from bridge.sandbox.broker import Broker
 from bridge.sandbox.processes import Guard
+from tests.accounts import virtual_host
 from tests.chart.dashboards import DASHBOARDS, filled, panels_of
 from tests.prometheus import Prometheus, running_prometheus
 from tests.watched_run import QUEUE, URGENT_QUEUE, watched_run
@@ -59,12 +60,14 @@ class Watched:
 
 
 @pytest.fixture(scope="module")
-async def watched(guard: Guard, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Watched]:
-    """Have both roles at work on a broker of their own, with Prometheus looking on."""
+async def watched(
+    guard: Guard, tmp_path_factory: pytest.TempPathFactory, managed_broker: Broker
+) -> AsyncIterator[Watched]:
+    """Have both roles at work in a virtual host of their own, with Prometheus looking on."""
     folder = tmp_path_factory.mktemp("watched")
     with (
-        private_broker() as broker,
-        watched_run(broker.url, folder=folder, guard=guard) as run,
+        virtual_host(managed_broker, "watched") as url,
+        watched_run(url, folder=folder, guard=guard) as run,
         running_prometheus(folder, guard=guard, targets=run.targets) as prometheus,
     ):
         start = time.time()

@@ -11,7 +11,8 @@ import shutil
 import sys
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -26,7 +27,9 @@ from twilio.request_validator import RequestValidator
 
 from bridge.sandbox.broker import Broker
 from bridge.sandbox.processes import Child, Guard
+from tests.accounts import virtual_host
 from tests.amqp_client import Amqp, open_amqp
+from tests.erlang import evaluate
 from tests.integration.conftest import (
     SECONDS,
     SIGNATURE,
@@ -55,6 +58,7 @@ ARGUMENTS = QUORUM | {
     "x-dead-letter-strategy": "at-least-once",
     "x-overflow": "reject-publish",
 }
+UNACKED = "lists:sum([N || [{_, N}] <- rabbit_channel:info_all([messages_unacknowledged])])"
 # What a body, a shell or a command line could break.
 AWKWARD = " \"Grüße\" $HOME \\ 👋\n'two'"
 
@@ -183,30 +187,26 @@ class Place:
     environ: dict[str, str]
 
 
-def _make_place(broker: Broker, name: str) -> Place:
-    broker.ctl("add_vhost", name)
-    broker.ctl("set_permissions", "--vhost", name, "guest", ".*", ".*", ".*")
+@contextmanager
+def _place(broker: Broker, name: str) -> Iterator[Place]:
     web = (broker.management_url or "").replace("//", "//guest:guest@")
-    environ = {"AMQP_URL": broker.url + name, "RABBITMQ_API": f"{web}/api", "VHOST": name}
-    return Place(name, broker.url + name, make_environ({}) | environ)
+    with virtual_host(broker, name) as url:
+        environ = {"AMQP_URL": url, "RABBITMQ_API": f"{web}/api", "VHOST": name}
+        yield Place(name, url, make_environ({}) | environ)
 
 
 @pytest.fixture(scope="module")
-def served(managed_broker: Broker) -> Place:
+def served(managed_broker: Broker) -> Iterator[Place]:
     """Make the virtual host in which the bridge runs, with the names that are its defaults."""
-    return _make_place(managed_broker, "examples-served")
+    with _place(managed_broker, "examples-served") as place:
+        yield place
 
 
 @pytest.fixture(scope="module")
-def empty(managed_broker: Broker) -> Place:
-    """Make the virtual host in which there is nothing."""
-    return _make_place(managed_broker, "examples-empty")
-
-
-@pytest.fixture(scope="module")
-def unserved(managed_broker: Broker) -> Place:
-    """Make the virtual host in which there is the queue of requests, and no worker."""
-    return _make_place(managed_broker, "examples-unserved")
+def unserved(managed_broker: Broker) -> Iterator[Place]:
+    """Make a virtual host without a worker."""
+    with _place(managed_broker, "examples-unserved") as place:
+        yield place
 
 
 @pytest.fixture(scope="module")
@@ -305,10 +305,10 @@ async def test_without_a_number_and_a_text_nothing_is_published(
 
 
 async def test_a_request_that_fits_no_queue_is_an_error(
-    built: tuple[Language, Path], empty: Place, canaries: Canaries
+    built: tuple[Language, Path], unserved: Place, canaries: Canaries
 ) -> None:
     """Without a queue the publisher ends with an error, rather than wait for an outcome."""
-    done = await _programs(built, empty).publish(canaries.number(), canaries.text())
+    done = await _programs(built, unserved).publish(canaries.number(), canaries.text())
 
     assert done.returncode == 1
     assert done.stdout == b""
@@ -329,9 +329,8 @@ class Subscriber:
 
         async def is_so() -> bool:
             # Asked of the channels themselves: what queues tell of this is some seconds old.
-            command = ("list_channels", "--no-table-headers", "messages_unacknowledged")
-            rows = await asyncio.to_thread(self.broker.ctl, *command)
-            return set(rows.split()) == {"0"} and await self.amqp.count(TEAM_QUEUE) == 0
+            held = await asyncio.to_thread(evaluate, self.broker, UNACKED)
+            return held == "0" and await self.amqp.count(TEAM_QUEUE) == 0
 
         await eventually(is_so, what="no message unacked")
 

@@ -271,8 +271,8 @@ async def test_expiry_goes_on_counting(fleet: Fleet) -> None:
     assert await fleet.posts() == []
 
 
-@pytest.mark.parametrize("mode", ["off", "verify"])
-async def test_nothing_has_to_be_declared_before(fleet: Fleet, mode: str) -> None:
+async def test_nothing_has_to_be_declared_before(fleet: Fleet) -> None:
+    mode = "verify"
     await fleet.told("topology", "declare", "--role", "worker")
     worker = await fleet.worker(rabbitmq__topology=mode)
     await fleet.publish(1)
@@ -296,18 +296,9 @@ async def test_pause_by_hand(fleet: Fleet) -> None:
     await until_paused(worker, None)
 
 
-@pytest.mark.parametrize(
-    ("reason", "why"),
-    [
-        ("", "is empty"),
-        ("two\nlines", "one line"),
-        ("x" * 201, "more than 200 characters"),
-        ("complaints from +49 170 123-4567", "phone number"),
-    ],
-)
-async def test_reasons_that_are_refused(fleet: Fleet, reason: str, why: str) -> None:
-    result = await fleet.run("pause", "--reason", reason)
+async def test_a_reason_with_a_phone_number_is_refused(fleet: Fleet) -> None:
+    result = await fleet.run("pause", "--reason", "complaints from +49 170 123-4567")
     assert result.returncode == 2
     assert result.stderr.decode().startswith("sms-bridge: --reason: ")
-    assert why in result.stderr.decode()
+    assert "phone number" in result.stderr.decode()
     assert await fleet.told("resume") == f"{fleet.queue} was not paused by an operator"

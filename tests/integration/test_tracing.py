@@ -1,23 +1,19 @@
 """The traces of messages and webhooks: from publisher to API, from service to event.
 
-Spans go to a small receiver, directly and through the OpenTelemetry Collector if it is built
-(`make otel-collector`).
+Spans go to a small receiver.
 """
 
 import json
 import re
-import socket
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from bridge.sandbox.processes import Child, Guard, free_ports
 from tests.amqp_client import Amqp
 from tests.integration.conftest import (
     SIGNATURE,
@@ -30,7 +26,6 @@ from tests.integration.conftest import (
 )
 from tests.otlp import Received, Receiver, otlp_receiver
 
-COLLECTOR = Path(__file__).parents[2] / ".bench" / "otel-collector"
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 PUBLISHER = "00f067aa0ba902b7"
 SAMPLED = f"00-{TRACE_ID}-{PUBLISHER}-01"
@@ -78,27 +73,10 @@ class Line:
         return await self.service.headers(to)
 
 
-@pytest.fixture(scope="module", params=["receiver", "collector"])
-async def line(
-    request: pytest.FixtureRequest,
-    launcher: Launcher,
-    guard: Guard,
-    tmp_path_factory: pytest.TempPathFactory,
-    session_service: Service,
-    amqp: Amqp,
-) -> AsyncIterator[Line]:
-    canaries, http = launcher.canaries, launcher.http
-    if request.param == "collector" and not COLLECTOR.exists():
-        pytest.skip("the OpenTelemetry Collector is not built: make otel-collector, with Go")
-    name = unique("tracing")
+@pytest.fixture(scope="module")
+async def line(launcher: Launcher, session_service: Service, amqp: Amqp) -> AsyncIterator[Line]:
+    canaries, http, name = launcher.canaries, launcher.http, unique("tracing")
     with otlp_receiver() as receiver:
-        endpoint, collector = receiver.url, None
-        if request.param == "collector":
-            (port,) = free_ports(1)
-            endpoint = f"http://127.0.0.1:{port}"
-            log = tmp_path_factory.mktemp("collector") / "log"
-            collector = start_collector(port, receiver, log, guard)
-            await until_listening(port, collector)
         bridge = await launcher.role(
             "all",
             settings={
@@ -111,40 +89,16 @@ async def line(
                 "webhook.secrets": [canaries.secret],
                 "webhook.exchange": f"{name}.inbound",
                 "webhook.queue": f"{name}.inbound",
-                "tracing.otlp_endpoint": endpoint,
+                "tracing.otlp_endpoint": receiver.url,
                 "tracing.sample_ratio": 1,
             },
         )
         await bridge.until_metric("sms_bridge_amqp_connection_up", 1)
         yield Line(bridge, receiver, amqp, session_service, canaries, http, name)
-        if collector is not None:
-            collector.end(grace_seconds=10)
     shown = json.dumps([[s.name, s.attributes, s.resource] for s in receiver.spans])
 
     assert canaries.found_in(shown) == set()
     assert ACCOUNT not in shown
-
-
-def start_collector(port: int, receiver: Receiver, log: Path, guard: Guard) -> Child:
-    configuration = {
-        "receivers": {"otlp": {"protocols": {"http": {"endpoint": f"127.0.0.1:{port}"}}}},
-        "exporters": {"otlphttp": {"endpoint": receiver.url, "compression": "none"}},
-        "service": {
-            "telemetry": {"metrics": {"level": "none"}},
-            "pipelines": {"traces": {"receivers": ["otlp"], "exporters": ["otlphttp"]}},
-        },
-    }
-    command = [str(COLLECTOR), "--config", f"yaml:{json.dumps(configuration)}"]
-    return Child(command, guard=guard, log=log, environ={})
-
-
-async def until_listening(port: int, collector: Child) -> None:
-    async def is_open() -> bool:
-        assert collector.exit_code is None, collector.tail()
-        with socket.socket() as tried:
-            return tried.connect_ex(("127.0.0.1", port)) == 0
-
-    await eventually(is_open, what="the collector listens")
 
 
 def link_to(span: Received) -> tuple[str, str]:

@@ -170,13 +170,11 @@ async def test_an_event_has_its_headers_and_no_others(line: Line) -> None:
 @pytest.mark.parametrize(
     ("kind", "routing_key"),
     [
-        ("delivery.report_2-b.X", "delivery.report_2-b.X"),
         ("a" * 120, "a" * 120),
         ("a" * 121, "other"),
         ("message.received\n", "other"),
-        ("größe", "other"),
     ],
-    ids=["unknown", "longest", "too-long", "newline", "umlaut"],
+    ids=["longest", "too-long", "newline"],
 )
 async def test_the_type_is_the_routing_key(line: Line, kind: str, routing_key: str) -> None:
     event = await line.heard(line.event(type=kind))
@@ -188,20 +186,12 @@ async def test_the_type_is_the_routing_key(line: Line, kind: str, routing_key: s
     "body",
     [
         b"",
-        b"no json",
         b'["type", "message.received"]',
-        b'{"data": {}}',
-        b'{"type": null}',
-        b'{"type": 5}',
         b'{"type": "\xff"}',
-        b'"message.received"',
         b"[" * 100_000,
         os.urandom(64),
     ],
-    ids=[
-        *("empty", "no-json", "array", "no-type", "null", "number", "no-utf-8", "string"),
-        *("nested-deep", "random"),
-    ],
+    ids=["empty", "array", "no-utf-8", "nested-deep", "random"],
 )
 async def test_what_is_authentic_is_never_refused(line: Line, body: bytes) -> None:
     answer = await line.post(body)
@@ -213,12 +203,11 @@ async def test_what_is_authentic_is_never_refused(line: Line, body: bytes) -> No
 @pytest.mark.parametrize(
     ("given", "kept"),
     [
-        ("application/x-www-form-urlencoded", "application/x-www-form-urlencoded"),
         ("text/plain; charset=utf-8", "text/plain; charset=utf-8"),
         ("a" * 300, "a" * 255),
         (None, None),
     ],
-    ids=["form", "text", "too-long", "none"],
+    ids=["text", "too-long", "none"],
 )
 async def test_a_body_that_is_no_json_keeps_its_content_type(
     line: Line, given: str | None, kept: str | None
@@ -262,14 +251,11 @@ def _with_id(value: object) -> str:
 @pytest.mark.parametrize(
     ("body", "event_id"),
     [
-        (_with_id("evt-1"), "evt-1"),
         (_with_id(12345678901234567890), "12345678901234567890"),
         (_with_id("a" * 256), "second"),
-        (_with_id(["evt-1"]), "second"),
-        ('{"type": "t", "data": {"message_id": "third"}}', "third"),
         ('{"type": "t", "data": {"message_id": {}}}', None),
     ],
-    ids=["string", "integer", "too-long", "list", "third-pointer", "none-fits"],
+    ids=["integer", "too-long", "none-fits"],
 )
 async def test_the_event_id_is_the_first_that_fits(
     line: Line, body: str, event_id: str | None
@@ -282,21 +268,16 @@ async def test_the_event_id_is_the_first_that_fits(
 # Repeats
 
 
-async def test_a_repeat_with_an_id_is_published_once(line: Line) -> None:
-    body = line.event(id=uuid.uuid4().hex)
+@pytest.mark.parametrize(("more", "count"), [({"id": uuid.uuid4().hex}, 1), ({}, 3)])
+async def test_a_repeat_with_an_id_is_published_once(
+    line: Line, more: dict[str, str], count: int
+) -> None:
+    """Without an id each is an event: a person who answers YES twice said it twice."""
+    body = line.event(**more)
     answers = [(await line.post(body)).status_code for _ in range(3)]
 
     assert answers == [200, 200, 200]
-    assert await line.count(body) == 1
-
-
-async def test_a_repeat_without_an_id_is_an_event(line: Line) -> None:
-    """A person who answers YES twice said it twice."""
-    body = line.event()
-    answers = [(await line.post(body)).status_code for _ in range(2)]
-
-    assert answers == [200, 200]
-    assert await line.count(body) == 2
+    assert await line.count(body) == count
 
 
 # Signatures
@@ -315,9 +296,7 @@ def _forms(canaries: Canaries, body: bytes) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize(
-    "form", ["hex", "upper-case", "prefix", "base64", "prefix-base64", "second-secret"]
-)
+@pytest.mark.parametrize("form", _forms(Canaries(), b""))
 async def test_a_valid_signature_is_accepted(line: Line, form: str) -> None:
     body = line.event()
     answer = await line.post_as(body, [(SIGNATURE, _forms(line.canaries, body)[form])])
@@ -349,14 +328,7 @@ def _forgeries(canaries: Canaries, body: bytes) -> dict[str, list[tuple[str, str
     }
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        *("missing", "empty", "twice", "twice-differing", "joined", "non-ascii"),
-        *("non-ascii-digits", "cut", "longer", "other-body", "other-secret", "empty-secret"),
-        *("api-key", "prefix-only", "other-prefix", "other-header", "huge"),
-    ],
-)
+@pytest.mark.parametrize("kind", _forgeries(Canaries(), b""))
 async def test_a_forged_webhook_is_refused(line: Line, kind: str) -> None:
     """What fails the check is answered 401 in the same words, and is not published."""
     body = line.event()
@@ -408,7 +380,7 @@ async def test_an_error_is_a_problem(line: Line, provoke: Any, status: int) -> N
 # Paths, methods, sizes, times
 
 
-@pytest.mark.parametrize("path", ["/", "/webhooks/", "/webhooksx", "/metrics", "/livez"])
+@pytest.mark.parametrize("path", ["/webhooks/", "/webhooksx", "/metrics"])
 async def test_another_path_is_not_found(line: Line, path: str) -> None:
     """There is one path on the public port, and the admin's are not on it."""
     url = line.webhook.webhook_url.replace("/webhooks", path)
@@ -418,7 +390,7 @@ async def test_another_path_is_not_found(line: Line, path: str) -> None:
     assert answer.status_code == 404
 
 
-@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS"])
+@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS"])
 async def test_another_method_is_not_allowed(line: Line, method: str) -> None:
     answer = await line.http.request(method, line.webhook.webhook_url)
 

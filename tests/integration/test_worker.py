@@ -36,7 +36,6 @@ from tests.integration.conftest import (
 )
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-HOUR = 3600
 LONG = 100_000
 # RabbitMQ's own limit, less what is around a frame.
 FRAME_BYTES = 131072 - 8
@@ -206,26 +205,13 @@ async def test_the_post_is_exact(other_line: Line, recorder: Recorder) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["Grüße 👋🏽\n\tعربى", "x" * 1600, "\t\r\n and \u2028", '"\\'],
-    ids=["unicode", "longest", "control", "quotes"],
+    "text", ['Grüße 👋🏽\n\tعربى\r\u2028"\\', "x" * 1600], ids=["awkward", "longest"]
 )
 async def test_a_text_arrives_as_it_was(line: Line, service: Service, text: str) -> None:
     request = line.request(text=text)
     await line.publish(request)
 
     assert (await service.until_sent(request["to"]))["text"] == text
-
-
-async def test_a_message_without_an_id_keeps_one_key(line: Line, service: Service) -> None:
-    request = line.request()
-    await service.misbehave({"to": request["to"], "count": 1, "status": 503})
-    await line.publish(request)
-    await service.until_sent(request["to"])
-    keys = {attempt["idempotency_key"] for attempt in await service.requests(request["to"])}
-
-    assert len(keys) == 1
-    assert keys.isdisjoint({None, ""})
 
 
 async def test_equal_messages_without_an_id_are_two(line: Line, service: Service) -> None:
@@ -252,15 +238,10 @@ async def test_a_repeated_message_id_is_posted_once(line: Line, service: Service
 # What is no send request
 
 NOT_REQUESTS: dict[str, tuple[bytes, str]] = {
-    "empty": (b"", "body"),
     "no-json": (b"to=%(to)s", "body"),
-    "no-object": (b'["%(to)s"]', "body"),
-    "to-missing": (b'{"from": "A", "text": "Zikadensommer"}', "to"),
     "to-with-newline": (b'{"to": "%(to)s\\n", "from": "A", "text": "x"}', "to"),
     "to-twice": (b'{"to": "+491713920002", "to": "%(to)s", "from": "A", "text": "x"}', "to"),
-    "from-too-long": (b'{"to": "%(to)s", "from": "%(long)s", "text": "x"}', "from"),
     "text-too-long": (b'{"to": "%(to)s", "from": "A", "text": "%(huge)s"}', "text"),
-    "unknown-member": (b'{"to": "%(to)s", "from": "A", "text": "x", "txt": "x"}', "txt"),
     "latin-1": ('{"to": "+491713920011", "from": "A", "text": "ü"}'.encode("latin-1"), "body|text"),
     "nested-deep": (b"[" * LONG, "body"),
 }
@@ -269,8 +250,7 @@ NOT_REQUESTS: dict[str, tuple[bytes, str]] = {
 @pytest.fixture(params=list(NOT_REQUESTS))
 def not_a_request(request: pytest.FixtureRequest, canaries: Canaries) -> tuple[bytes, str]:
     body, blamed = NOT_REQUESTS[request.param]
-    values = {b"to": canaries.number().encode(), b"long": b"Zikadensommer" * 3}
-    values[b"huge"] = b"Zikadensommer" * 124
+    values = {b"to": canaries.number().encode(), b"huge": b"Zikadensommer" * 124}
     for name, value in values.items():
         body = body.replace(b"%%(%s)s" % name, value)
     return body, blamed
@@ -336,7 +316,7 @@ async def test_a_message_in_many_frames(line: Line, service: Service, size: int)
 # What the service answers
 
 
-@pytest.mark.parametrize("status", [400, 413, 414, 415, 418, 422, 431, 451])
+@pytest.mark.parametrize("status", [400, 451])
 async def test_a_refused_message_is_dead(line: Line, service: Service, status: int) -> None:
     """A definite no to this message is never repeated."""
     request = line.request()
@@ -346,7 +326,7 @@ async def test_a_refused_message_is_dead(line: Line, service: Service, status: i
     assert (outcome["reason"], outcome["attempts"], outcome["status"]) == ("refused", 1, status)
 
 
-@pytest.mark.parametrize("status", [403, 404, 405, 410, 501, 505])
+@pytest.mark.parametrize("status", [404, 501])
 async def test_an_ambiguous_status_between_acceptances_is_about_the_message(
     line: Line, service: Service, status: int
 ) -> None:
@@ -367,16 +347,12 @@ async def test_an_ambiguous_status_between_acceptances_is_about_the_message(
 @pytest.mark.parametrize(
     "fault",
     [
-        {"status": 503},
         {"status": 503, "headers": {"Retry-After": "1"}},
         {"status": 500},
         {"status": 408},
-        {"status": 409},
-        {"status": 425},
-        {"status": 521},
         {"mode": "cut"},
     ],
-    ids=["503", "503-retry-after", "500", "408", "409", "425", "521", "cut"],
+    ids=["503-retry-after", "500", "408", "cut"],
 )
 async def test_a_passing_fault_is_survived(
     line: Line, service: Service, fault: dict[str, object]
@@ -423,30 +399,23 @@ async def test_a_message_may_ask_to_be_parked(
     assert len(await service.requests(request["to"])) == 1
 
 
-async def test_a_429_burns_no_attempt(line: Line, service: Service) -> None:
-    """A request that was told to come later is sent later, as if never tried."""
-    request = line.request()
-    headers = {"Retry-After": "1"}
-    await service.misbehave({"to": request["to"], "count": 1, "status": 429, "headers": headers})
-    outcome = await line.outcome(request)
-
-    assert (outcome["outcome"], outcome["attempts"]) == ("sent", 1)
-
-
 async def test_a_429_slows_the_whole_worker(line: Line, service: Service) -> None:
-    """After a 429 nothing at all is posted before Retry-After has passed."""
+    """After a 429 nothing at all is posted before Retry-After has passed; no attempt is burnt."""
     slowed, other = line.request(), line.request()
     headers = {"Retry-After": "2"}
     await service.misbehave({"to": slowed["to"], "count": 1, "status": 429, "headers": headers})
-    await line.publish(slowed)
-    (refused,) = await service.until_requested(slowed["to"])
-    await eventually(
-        lambda: line.worker.metric("sms_bridge_worker_provider_responses_total", code="429"),
-        what="the 429 counted",
-    )
-    await line.publish(other)
-    sent = await service.until_sent(other["to"])
+    async with asyncio.TaskGroup() as group:
+        ending = group.create_task(line.outcome(slowed))
+        (refused,) = await service.until_requested(slowed["to"])
+        await eventually(
+            lambda: line.worker.metric("sms_bridge_worker_provider_responses_total", code="429"),
+            what="the 429 counted",
+        )
+        await line.publish(other)
+        sent = await service.until_sent(other["to"])
+    outcome = ending.result()
 
+    assert (outcome["outcome"], outcome["attempts"]) == ("sent", 1)
     assert _seconds_between(refused["received_at"], sent["received_at"]) >= 1.99
 
 
@@ -454,21 +423,15 @@ def _seconds_between(first: str, second: str) -> float:
     return (datetime.fromisoformat(second) - datetime.fromisoformat(first)).total_seconds()
 
 
-SETUP_FAULTS = {401: "credentials_rejected", 402: "insufficient_funds", 426: "misconfigured"}
-
-
-@pytest.mark.parametrize(("status", "reason"), SETUP_FAULTS.items(), ids=map(str, SETUP_FAULTS))
-async def test_a_fault_of_the_set_up_is_waited_for(
-    line: Line, service: Service, status: int, reason: str
-) -> None:
+async def test_a_fault_of_the_set_up_is_waited_for(line: Line, service: Service) -> None:
     """A fault of the set-up pauses the worker, which probes until it is mended, and burns nothing.
 
     The worker here gives a message three attempts.
     """
-    request = line.request()
+    request, reason = line.request(), "insufficient_funds"
     pauses = "sms_bridge_worker_pauses_total"
     before = await line.worker.metric(pauses, reason=reason)
-    await service.misbehave({"to": request["to"], "count": 3, "status": status})
+    await service.misbehave({"to": request["to"], "count": 3, "status": 402})
     async with asyncio.TaskGroup() as group:
         ending = group.create_task(line.outcome(request))
         await service.until_requested(request["to"], 2)
@@ -477,7 +440,7 @@ async def test_a_fault_of_the_set_up_is_waited_for(
     posts = await service.requests(request["to"])
 
     assert (outcome["outcome"], outcome["attempts"]) == ("sent", 1)
-    assert [post["status"] for post in posts] == [status] * 3 + [202]
+    assert [post["status"] for post in posts] == [402] * 3 + [202]
     assert _seconds_between(posts[0]["received_at"], posts[1]["received_at"]) >= 0.75
     assert _seconds_between(posts[1]["received_at"], posts[2]["received_at"]) >= 1.5
     assert await line.worker.metric(pauses, reason=reason) == before + 1
@@ -486,8 +449,8 @@ async def test_a_fault_of_the_set_up_is_waited_for(
 
 @pytest.mark.parametrize(
     "answer",
-    [(200, b"no json"), (204, b""), (201, b'{"id": null}'), (202, b'["x"')],
-    ids=["text", "nothing", "null", "cut-json"],
+    [(204, b""), (201, b'{"id": null}'), (202, b'["x"')],
+    ids=["nothing", "null", "cut-json"],
 )
 async def test_the_status_line_decides(
     other_line: Line, recorder: Recorder, answer: tuple[int, bytes]
@@ -518,19 +481,19 @@ async def test_a_retry_copy_is_the_message_itself(other_line: Line, recorder: Re
     "properties",
     [
         {"headers": {"sms-bridge-expires-at": int(time.time()) - 60}},
-        {"headers": {"sms-bridge-expires-at": str(int(time.time()) - 60)}},
         {"headers": {"sms-bridge-expires-at": "2026-01-02T03:04:05+01:00"}},
+        {"timestamp": datetime.now(UTC) - timedelta(hours=1, seconds=60)},
     ],
-    ids=["unix", "unix-text", "rfc-3339"],
+    ids=["unix", "rfc-3339", "older than worker.max_age"],
 )
 async def test_an_expired_message_is_never_sent(
-    line: Line, service: Service, properties: dict[str, Any]
+    other_line: Line, recorder: Recorder, properties: dict[str, Any]
 ) -> None:
-    request = line.request()
-    letter = await line.dead_letter(request, **properties)
+    request = other_line.request()
+    letter = await other_line.dead_letter(request, **properties)
 
     assert letter.headers["sms-bridge-reason"] == "expired"
-    assert await service.requests(request["to"]) == []
+    assert recorder.find(request["to"]) == []
 
 
 @pytest.mark.parametrize("hours", [-2, 2])
@@ -545,29 +508,12 @@ async def test_an_expiration_does_not_count_by_the_publishers_clock(
     assert (await service.until_sent(request["to"]))["to"] == request["to"]
 
 
-async def test_an_old_message_is_never_sent(other_line: Line, recorder: Recorder) -> None:
-    """What is older than worker.max_age, by its own timestamp, is dead as expired."""
-    request = other_line.request()
-    published = datetime.now(UTC) - timedelta(seconds=HOUR + 60)
-    letter = await other_line.dead_letter(request, timestamp=published)
-
-    assert letter.headers["sms-bridge-reason"] == "expired"
-    assert recorder.find(request["to"]) == []
-
-
-@pytest.mark.parametrize(
-    ("seconds", "form"),
-    [(0.7, "unix"), (1.3, "unix"), (1.3, "rfc-3339")],
-    ids=["soon", "later", "later-rfc-3339"],
-)
-async def test_a_message_waits_for_its_time(
-    line: Line, service: Service, seconds: float, form: str
-) -> None:
+async def test_a_message_waits_for_its_time(line: Line, service: Service) -> None:
     request = line.request()
-    due = datetime.now(UTC) + timedelta(seconds=seconds)
+    due = datetime.now(UTC) + timedelta(seconds=1.3)
     # A float would be a short one on the wire, up to a minute wrong.
-    value = str(due.timestamp()) if form == "unix" else due.isoformat()
-    await line.publish(request, headers={"sms-bridge-not-before": value})
+    headers = {"sms-bridge-not-before": str(due.timestamp())}
+    await line.publish(request, headers=headers)
     sent = await service.until_sent(request["to"])
 
     assert datetime.fromisoformat(sent["received_at"]) >= due - timedelta(milliseconds=2)
@@ -613,19 +559,6 @@ async def test_a_repeat_during_the_first_is_answered(line: Line, service: Servic
     assert sorted(outcome.get("duplicate", False) for outcome in outcomes) == [False, True, True]
     assert len({outcome["provider_id"] for outcome in outcomes}) == 1
     assert len(await service.requests(request["to"])) == 1
-
-
-async def test_a_repeat_of_a_dead_letter_is_tried_anew(line: Line, service: Service) -> None:
-    request, message_id = line.request(), uuid.uuid4().hex
-    await service.misbehave({"to": request["to"], "status": 400, "count": 1})
-    first = await line.outcome(request, message_id=message_id)
-    second = await line.outcome(request, message_id=message_id)
-
-    letter = await line.amqp.take(f"{line.queue}.dead", message_id=message_id)
-
-    assert (first["outcome"], second["outcome"]) == ("dead", "sent")
-    assert "duplicate" not in second
-    assert letter.headers["sms-bridge-reason"] == "refused"
 
 
 async def test_a_repeat_of_a_dead_letter_has_all_its_tries(line: Line, service: Service) -> None:
@@ -728,15 +661,12 @@ def _latin_1(value: str) -> bytes:
 @pytest.mark.parametrize(
     ("kind", "encode", "properties"),
     [
-        ("timestamp", lambda _: struct.pack(">Q", int(time.time() * 10**3)), {}),
-        ("timestamp", lambda _: struct.pack(">Q", int(time.time() * 10**6)), {}),
         ("timestamp", lambda _: struct.pack(">Q", int(time.time() * 10**9)), {}),
         ("timestamp", lambda _: struct.pack(">Q", 2**64 - 1), {}),
         ("shortstr", _latin_1, {"content_type": "text/é"}),
         ("shortstr", _latin_1, {"message_id": "größe"}),
-        ("shortstr", _latin_1, {"app_id": "größe"}),
     ],
-    ids=["ms", "us", "ns", "largest", "latin-1-type", "latin-1-id", "latin-1-app"],
+    ids=["ns", "largest", "latin-1-type", "latin-1-id"],
 )
 async def test_a_broken_property_stops_nothing(
     line: Line,
