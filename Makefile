@@ -38,7 +38,7 @@ endif
 
 .DEFAULT_GOAL := help
 .PHONY: help env compiled broker rabbitmq-4 prometheus amqp-tools browser demo collect test test-failed test-thorough test-fast test-compiled test-rabbitmq-4 \
-    examples upgrade-check soak simulate forgeries mutants pictures nginx redpanda-connect go-contestants perf-test otel-collector \
+    examples upgrade-check soak simulate forgeries mutants pictures nginx redpanda-connect go-contestants perf-test \
     bench bench-guard bench-profile chart chart-cluster chart-files provider-pages reference-pages wheel docs image release-image \
     lint-image image-proof check pre-commit format clean
 
@@ -271,18 +271,6 @@ perf-test: .bench/perf-test  ## fetch RabbitMQ's PerfTest for the benchmark, if 
 	else \
 	    mvn --quiet --batch-mode --file $(PERF_TEST)/pom.xml dependency:copy-dependencies \
 	        -DoutputDirectory=$(CURDIR)/$@; \
-	fi
-
-# tests/integration/test_tracing.py exports spans to it.
-COLLECTOR := tests/collector
-otel-collector: .bench/otel-collector  ## build the OpenTelemetry Collector for the tests of traces, if Go is installed
-
-.bench/otel-collector: $(wildcard $(COLLECTOR)/go.* $(COLLECTOR)/*.go)
-	@if ! command -v go >/dev/null; then \
-	    echo 'Go is not installed: the tests of traces do not use the OpenTelemetry Collector.'; \
-	else \
-	    echo 'Building the OpenTelemetry Collector, which takes minutes the first time.'; \
-	    CGO_ENABLED=0 go build -C $(COLLECTOR) -p 2 -trimpath -ldflags '-s -w' -o $(CURDIR)/$@ .; \
 	fi
 
 ROUNDS ?= 5
