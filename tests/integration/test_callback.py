@@ -77,7 +77,6 @@ async def run_both(
     return bridge
 
 
-@pytest.mark.parametrize("message_id", ["order-17", "order:17/a.b"])
 async def test_a_receipt_has_the_id_of_its_message(
     launcher: Launcher,
     amqp: Amqp,
@@ -85,10 +84,9 @@ async def test_a_receipt_has_the_id_of_its_message(
     canaries: Canaries,
     http: httpx.AsyncClient,
     service: tuple[str, HttpStub],
-    message_id: str,
 ) -> None:
     """The receipt is sent to the very address that the worker has given with the message."""
-    preset, stub = service
+    (preset, stub), message_id = service, "order:17/a.b"
     name = unique("callback")
     bridge = await run_both(launcher, amqp_url, name, service)
     heard = await amqp.channel.declare_queue(f"{name}.heard", exclusive=True)

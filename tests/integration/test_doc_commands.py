@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -308,15 +308,12 @@ async def _start_campaign(site: Site, folder: Path, canaries: Canaries) -> None:
 
 
 async def test_the_stand_in_plays_each_provider(reader: Reader) -> None:
-    """The command on the page of each service starts the stand-in, which ends cleanly."""
-    places = asyncio.Semaphore(3)
+    """The command on the page of a service starts the stand-in, which ends cleanly.
 
-    async def follow(page: str) -> None:
-        async with places:
-            folder = reader.folder / Path(page).stem
-            folder.mkdir()
-            await replace(reader, folder=folder).follow(page)
-
-    await asyncio.gather(*map(follow, PROVIDERS))
+    The pages of the others differ in the name of the preset alone.
+    """
+    shown = {page: list(filter(None, map(_runnable, _commands(page)))) for page in PROVIDERS}
+    await reader.follow(PROVIDERS[0])
 
     assert len(PROVIDERS) > 5
+    assert shown == {page: [f"{SANDBOX} --preset {Path(page).stem}"] for page in PROVIDERS}

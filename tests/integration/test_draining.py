@@ -32,7 +32,7 @@ QUORUM: dict[str, Any] = {"x-queue-type": "quorum"}
 # Long enough that nothing comes back from it by itself.
 LADDER = ("10m", "1h")
 # More than a kill can leave in both places, several times over.
-CAMPAIGN = 1600
+CAMPAIGN = 1200
 
 
 @dataclass
@@ -377,12 +377,12 @@ async def test_it_ends_while_publishers_go_on(campaign: Campaign) -> None:
 async def test_workers_that_go_on_are_told_of(
     launcher: Launcher, service: Service, canaries: Canaries, campaign: Campaign
 ) -> None:
-    requests = [canaries.request() for _ in range(200)]
+    requests = [canaries.request() for _ in range(100)]
     settings = {
         **campaign.settings,
         "sms_api.base_url": service.url,
         "sms_api.key": canaries.key,
-        # 40 seconds for all: some have to be left when two commands have run on a busy computer.
+        # 20 seconds for all: some have to be left when two commands have run on a busy computer.
         "worker.rate_limit.per_second": 5,
         "worker.rate_limit.burst": 1,
     }
@@ -464,7 +464,7 @@ async def test_a_killed_drain_loses_nothing(
     async with open_campaign(amqp, amqp_url, tmp_path, arguments) as campaign:
         await campaign.publish(CAMPAIGN)
         files = [tmp_path / f"drained-{number}.jsonl" for number in range(3)]
-        for file, moved in zip(files, (300, 700), strict=False):
+        for file, moved in zip(files, (300, 600), strict=False):
             command = (*COMMAND, "--yes", "--file", str(file))
             running = launcher.start(*command, settings=campaign.settings)
             launcher.started.remove(running)

@@ -28,7 +28,6 @@ from bridge.sandbox.processes import Guard
 from bridge.topology.declarations import dead_queue
 from tests.amqp_client import Amqp, open_amqp
 from tests.certificates import make_certificate
-from tests.erlang import evaluate
 from tests.integration.conftest import (
     SIGNATURE,
     Canaries,
@@ -480,38 +479,6 @@ async def test_a_client_library_that_passes_the_wire_by_is_told(
     assert await deaf.metric("sms_bridge_amqp_connections_total", outcome="opened") == 0
     assert (await deaf.ask("/livez")).status_code == 200
     assert (await deaf.ask("/readyz")).status_code == (503 if role == "worker" else 200)
-
-
-@pytest.mark.parametrize(
-    ("username", "vhost", "said"),
-    [
-        pytest.param("guest", "missing", "vhost missing not found", id="no_such_vhost"),
-        pytest.param("stranger", "", "refused for user", id="no_right_to_the_vhost"),
-    ],
-)
-async def test_a_virtual_host_that_cannot_be_used_is_told(
-    launcher: Launcher,
-    managed_broker: Broker,
-    canaries: Canaries,
-    session_service: Service,
-    *,
-    username: str,
-    vhost: str,
-    said: str,
-) -> None:
-    add = 'rabbit_auth_backend_internal:add_user(<<"stranger">>, <<"guest">>, <<"test">>)'
-    # An error means that the user is there.
-    evaluate(managed_broker, f"catch {add}")
-    url = URL(managed_broker.url).with_user(username)
-    url = url.with_path(f"/{vhost}") if vhost else url
-    settings = _worker_settings(session_service, canaries, unique("refused"))
-    worker = launcher.start("worker", settings={**settings, "rabbitmq.url": str(url)})
-    await worker.until_logged("started")
-    await worker.until_metric("sms_bridge_amqp_connections_total", 1, outcome="auth_failed")
-    first = (await worker.until_logged("broker_unavailable"))["why"]
-
-    assert said in first
-    assert "the vhost in rabbitmq.url" in first
 
 
 async def test_a_certificate_file_that_is_not_there_is_told(amqp_url: str, tmp_path: Path) -> None:

@@ -201,8 +201,7 @@ async def test_who_is_silent_is_named(scene: Scene) -> None:
     assert "NOT SHOWN  1 of 1 worker that consume" in unasked.stdout.decode()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
-async def test_watching(scene: Scene, tmp_path: Path, number: signal.Signals) -> None:
+async def test_watching(scene: Scene, tmp_path: Path) -> None:
     environ = {**make_environ(scene.settings), "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
     program = [*PROGRAM, "status", "--watch", *scene.ports]
 
@@ -213,7 +212,7 @@ async def test_watching(scene: Scene, tmp_path: Path, number: signal.Signals) ->
             anyio.from_thread.run(lambda: run_program("pause", settings=scene.settings))
             person.wait_for(f"PAUSED  every worker, by {this_operator()}")
             anyio.from_thread.run(lambda: run_program("resume", settings=scene.settings))
-            return person.insist(lambda: person.signal(number))
+            return person.insist(lambda: person.signal(signal.SIGTERM))
 
     assert await anyio.to_thread.run_sync(watch) == 0
 
