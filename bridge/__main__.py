@@ -124,7 +124,7 @@ def _options(
             "--install-completion",
             callback=install_callback,
             is_eager=True,
-            help="Complete the commands in this shell from its next start on.",
+            help="Install completion for this shell, from its next start.",
         ),
     ] = None,
     _show: Annotated[

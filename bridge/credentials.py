@@ -21,7 +21,7 @@ MAX_SECRET_BYTES: Final = 64 * 1024
 REREAD_SECONDS: Final = 5.0
 # If files still change after this many rounds, the next reread covers the rest.
 MAX_ROUNDS: Final = 3
-_REMEDY: Final = "put the secret alone into it"
+_REMEDY: Final = "write only the secret into it"
 
 
 def read_secret(key: str, path: Path) -> str:

@@ -79,7 +79,7 @@ def _check_tracing(settings: Settings) -> None:
     if settings.tracing.otlp_endpoint is not None and not is_exporter_installed():
         raise ConfigError(
             "tracing.otlp_endpoint: this installation cannot export spans; "
-            "install sms-bridge[tracing], as the image has it, or leave it null"
+            "install sms-bridge[tracing], which the image contains, or set it to null"
         )
 
 

@@ -250,7 +250,7 @@ class Wiring:
             )
         except ValueError as error:
             raise ConfigError(
-                f"tracing: a variable OTEL_... of the environment cannot be used: {error}"
+                f"tracing: an environment variable OTEL_... is not valid: {error}"
             ) from None
         self.parts["tracing"] = tracer.run
         return tracer

@@ -1,7 +1,7 @@
-"""Draw what the demo says at its end: `make pictures` writes docs/img/demo.svg.
+"""Draws the summary of the demo: `make pictures` writes docs/img/demo.svg.
 
-The demo is run as `make demo` runs it, and what it prints is drawn as it came. A picture of a dark
-terminal, with a border, can be read on light and dark pages.
+The demo runs as in `make demo`, and its output is drawn unchanged. A dark terminal with a border is
+readable on light and dark pages.
 """
 
 import io
@@ -15,11 +15,11 @@ from rich.text import Text
 
 PICTURE = Path(__file__).parent / "img" / "demo.svg"
 TITLE = "make demo"
-# The tables begin with it, behind the lines of progress.
+# First line of the tables, after the progress.
 CORNER = "┏"
-# The demo has a deadline of its own below this.
+# The demo's own deadline is shorter.
 SECONDS = 180
-# As rich draws a terminal, but with fonts that are there: its own links to one on another host.
+# rich's terminal without its link to a font on another host.
 SVG = """\
 <svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
 <style>
@@ -45,7 +45,7 @@ line-height: {line_height}px; }}
 
 
 def main() -> None:
-    """Run the demo, and draw its summary; ends with an error when the demo does."""
+    """Run the demo, and draw its summary. Fails if the demo fails."""
     done = subprocess.run(
         [sys.executable, "-m", "bridge", "demo"],
         capture_output=True,

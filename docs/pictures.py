@@ -1,7 +1,7 @@
-"""Draw the dashboards from a real run: `make pictures` writes docs/img/*.png.
+"""Draws the dashboards from a real run: `make pictures` writes docs/img/*.png.
 
-A real Prometheus scrapes both roles while messages go out and faults come and go. The panels are
-drawn after their JSON, so that a picture shows what Grafana would, but for its looks.
+A real Prometheus scrapes both roles under faults. The panels are drawn from their JSON, so that a
+picture shows the same data as Grafana.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ FILES = HERE.parent / "helm" / "sms-bridge" / "files"
 IMAGES = HERE / "img"
 MAX_BYTES = 200_000
 
-# What Grafana would show of hours is minutes here, and what it would smooth over minutes seconds.
+# Minutes instead of hours, and rates over seconds instead of minutes.
 RUN_SECONDS = 240
 RATE_SECONDS = 30
 STEP_SECONDS = 1.0
@@ -62,7 +62,7 @@ Panel = dict[str, Any]
 
 @dataclass(frozen=True)
 class Line:
-    """One series of a panel: its legend, and its values over the run."""
+    """A series of a panel, with its legend and values."""
 
     name: str
     times: Sequence[float]
@@ -71,7 +71,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Run:
-    """A run that a Prometheus has watched, in Unix seconds."""
+    """A run recorded by Prometheus, in Unix seconds."""
 
     prometheus: Prometheus
     start: float
@@ -79,7 +79,7 @@ class Run:
     job: str = ".*"
 
     def expression(self, text: str) -> str:
-        """Put in what Grafana would put in."""
+        """Replace Grafana's variables."""
         whole = f"{self.end - self.start:.0f}s"
         return filled(text.replace("$job", self.job), rate=f"{RATE_SECONDS}s", whole=whole)
 
@@ -107,7 +107,7 @@ class Run:
         ]
 
     def _line(self, legend: str, result: dict[str, Any]) -> Line:
-        """Make a line with a gap wherever there is no value, as Grafana draws it."""
+        """Make a line with gaps for missing values, as Grafana does."""
         template = "" if legend == "__auto" else legend
         name = re.sub(r"\{\{(\w+)\}\}", lambda m: result["metric"].get(m[1], ""), template)
         known = {round(at - self.start): float(value) for at, value in result["values"]}
@@ -116,7 +116,7 @@ class Run:
 
 
 def main() -> None:
-    """Have both roles at work, ask for everything that the dashboards ask for, and draw it."""
+    """Run both roles, query every panel, and draw the dashboards."""
     with (
         tempfile.TemporaryDirectory() as folder,
         private_broker() as broker,
@@ -194,7 +194,7 @@ async def _draw_stat(axes: Axes, panel: Panel, run: Run) -> None:
 
 
 def _sketch(axes: Axes, line: Line, colour: str) -> None:
-    """Draw the way to the number small, in the lower third."""
+    """Draw a small line of the past values in the lower third."""
     below = axes.inset_axes((0, 0, 1, 0.33))
     below.fill_between(line.times, line.values, color=colour, alpha=0.25, lw=0)
     below.set_ylim(bottom=min(0.0, np.nanmin(line.values)))
@@ -203,7 +203,7 @@ def _sketch(axes: Axes, line: Line, colour: str) -> None:
 
 
 def _write(axes: Axes, texts: Sequence[tuple[str, str]]) -> None:
-    """Write each text in its colour, one below the other."""
+    """Write coloured texts below each other."""
     size = 17 if sum(len(text) for text, _ in texts) < 12 else 11  # noqa: PLR2004  what fits
     for row, (text, colour) in enumerate(texts):
         y = 0.6 + 0.2 * ((len(texts) - 1) / 2 - row)
@@ -243,7 +243,7 @@ async def _draw_lines(axes: Axes, panel: Panel, run: Run) -> None:
     defaults = panel["fieldConfig"]["defaults"]
     lines = [line for line in await run.lines(panel) if not all(np.isnan(line.values))]
     colours = _line_colours(panel, lines)
-    # A legend of twenty zeros helps nobody.
+    # Leave out series that are always zero.
     shown = [line for line in lines if np.nanmax(line.values) > 0]
     if not shown:
         text = "zero all the time" if lines else defaults.get("noValue", "no data")
@@ -331,7 +331,7 @@ async def _draw_heat(axes: Axes, panel: Panel, run: Run) -> None:
     for row, line in enumerate(lines):
         values = dict(zip(line.times, line.values, strict=True))
         grid[row] = [np.nan_to_num(values.get(at, 0.0)) for at in times]
-    # Buckets hold all that is below them, too.
+    # Buckets are cumulative.
     grid[1:] = np.maximum(0, np.diff(grid, axis=0))
     axes.pcolormesh(times, range(len(lines)), np.sqrt(grid), cmap="Oranges", shading="nearest")
     axes.set_yticks(range(len(lines)))
@@ -378,7 +378,7 @@ def _save(figure: Figure, path: Path) -> None:
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png")
     plt.close(figure)
-    # A palette is a third of the size, and the eye sees no difference.
+    # A palette reduces the size to a third without a visible difference.
     picture = Image.open(drawn).convert("RGB").quantize(COLOURS)
     picture.save(path, optimize=True)
     size = path.stat().st_size

@@ -1,7 +1,7 @@
-"""Take pictures of the sandbox's page: `make pictures` writes docs/img/sandbox*.png.
+"""Takes pictures of the sandbox's page: `make pictures` writes docs/img/sandbox*.png.
 
-What they show went through a real bridge: published to RabbitMQ, sent by the worker, and the
-replies taken by the webhook receiver. Only numbers and texts are made up.
+The messages and replies pass through RabbitMQ, the worker and the webhook receiver. Numbers and
+texts are invented.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ FAULT = {"to": NUMBER, "status": 503, "count": 1, "headers": {"Retry-After": "1"
 
 
 async def main(stage: DemoEnvironment) -> None:
-    """Have some texts sent and replied to, and take both pictures."""
+    """Send texts and replies, and take both pictures."""
     async with httpx.AsyncClient(
         base_url=stage.sandbox_url, trust_env=False, timeout=2 * SECONDS
     ) as client:
@@ -83,7 +83,7 @@ async def take(url: str) -> None:
 
 
 async def save(page: Page, name: str) -> None:
-    """Write a picture with as many colours as it needs."""
+    """Save a picture with a reduced palette."""
     picture = Image.open(io.BytesIO(await page.screenshot())).convert("RGB")
     picture.quantize(COLOURS).save(IMAGES / f"{name}.png", optimize=True)
 

@@ -1,8 +1,7 @@
-"""Build the documents as a site: `make docs`, or python docs/site.py FOLDER [REPOSITORY].
+"""Builds the documentation site: `make docs`, or python docs/site.py FOLDER [REPOSITORY].
 
-The pages are those of the repository, which link to each other and to files outside of `docs`, so
-that they can be read on a forge as well. What they link to is copied beside them, at the same
-place, and mkdocs.yml has every link and heading checked.
+The pages of the repository also link to files outside `docs`. Linked files are copied to the same
+relative path, and mkdocs checks every link and heading.
 """
 
 import logging
@@ -21,7 +20,7 @@ FILES = (
     "helm/sms-bridge/README.md",
 )
 FOLDERS = ("docs", "examples", "helm/sms-bridge/files")
-# Programs that make the documents, and what the examples are built of (.gitignore).
+# Not copied: programs that make the documents, and build results of the examples (.gitignore).
 NOT_COPIED = shutil.ignore_patterns(
     *("site.py", "*picture*.py", "__pycache__"),
     *("node_modules", "package-lock.json", "bin", "obj", "lib", "vendor", "composer.lock"),
@@ -29,7 +28,7 @@ NOT_COPIED = shutil.ignore_patterns(
 
 
 def gather(repository: Path, folder: Path) -> None:
-    """Copy the pages, and what they link to, each to its place."""
+    """Copy the pages and the linked files."""
     for name in FOLDERS:
         shutil.copytree(repository / name, folder / name, ignore=NOT_COPIED)
     for name in FILES:
@@ -38,8 +37,8 @@ def gather(repository: Path, folder: Path) -> None:
 
 
 def main(site: str, repository: str = str(ROOT)) -> None:
-    """Build; ends with an error when a link or a heading that one leads to is not there."""
-    # Without this its warnings, each of which is an error here, would not be seen.
+    """Build the site. Fails if a link's target or heading is missing."""
+    # Show mkdocs' warnings, which are errors here.
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
     with tempfile.TemporaryDirectory() as folder:
         gather(Path(repository), Path(folder))

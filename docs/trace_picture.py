@@ -1,7 +1,7 @@
-"""Draw the traces of one message: `make pictures` writes docs/img/traces.svg.
+"""Draws the traces of a message: `make pictures` writes docs/img/traces.svg.
 
-A real broker, worker, webhook receiver and stand-in for the SMS service, which fails once; the
-spans are those that the roles export. Only the number and the text are made up.
+The spans come from a real broker, worker and webhook receiver, and a sandbox that fails once. The
+number and the text are invented.
 """
 
 import asyncio
@@ -21,13 +21,13 @@ from bridge.sandbox.demo.environment import DemoEnvironment, open_environment
 from tests.otlp import Received, Receiver, otlp_receiver
 
 mpl.use("svg")
-# The same run is drawn as the same file.
+# Reproducible output.
 mpl.rcParams["svg.hashsalt"] = "traces"
 
 PICTURE = Path(__file__).parent / "img" / "traces.svg"
 NUMBER = "+491713920001"
 TRACE_ID, PUBLISHER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
-# Long enough to be seen beside the second on the ladder.
+# Long enough to be visible beside the second in the retry queue.
 FAULTS = [
     {"to": NUMBER, "count": 1, "status": 503, "latency_seconds": 0.12},
     {"to": NUMBER, "count": 1, "latency_seconds": 0.08},
@@ -36,12 +36,12 @@ SECONDS = 30.0
 SPANS_OF_MESSAGE, SPANS_OF_WEBHOOK = 4, 2
 COLOURS = {"consumer": "#3274b5", "client": "#3f9b4f", "server": "#8255b0", "producer": "#e8771a"}
 RED = "#d0342c"
-# How much of the width the name behind a bar takes.
+# Share of the width for the name after a bar.
 NAME_SHARE = 0.29
 
 
 async def play(stage: DemoEnvironment, receiver: Receiver) -> tuple[float, list[Received]]:
-    """Have a message sent at the second try and replied to; return when, and all spans."""
+    """Send a message at the second attempt, and reply to it. Return the time and all spans."""
     async with httpx.AsyncClient(
         base_url=stage.sandbox_url, trust_env=False, timeout=SECONDS
     ) as service:
@@ -58,7 +58,7 @@ async def play(stage: DemoEnvironment, receiver: Receiver) -> tuple[float, list[
 
 
 async def publish(stage: DemoEnvironment) -> float:
-    """Publish a request as a program would that traces; return when."""
+    """Publish a request like a program with tracing. Return the time."""
     connection = await stage.connect("pictures")
     try:
         channel = await connection.channel()
@@ -77,7 +77,7 @@ async def publish(stage: DemoEnvironment) -> float:
 
 
 def draw(published_at: float, spans: Sequence[Received]) -> Figure:
-    """Draw a row for each span, children below and to the right of their parent's name."""
+    """Draw a row for each span, with children below and to the right of their parent's name."""
     figure = Figure(figsize=(10, 3.9), layout="constrained")
     axes = figure.subplots()
     axes.plot([0], [0], marker="D", color="#555555")
@@ -108,7 +108,7 @@ def draw(published_at: float, spans: Sequence[Received]) -> Figure:
 
 
 def draw_span(axes: Axes, span: Received, row: int, begin: float) -> None:
-    """Draw a bar as long as the span, with its name and what became of it behind it."""
+    """Draw a span's bar, with its name and outcome after it."""
     width = max(span.ended_at - span.started_at, 0.004)
     colour = RED if span.is_error else COLOURS[span.kind]
     axes.barh(row, width, left=begin, height=0.55, color=colour)
@@ -121,10 +121,10 @@ def draw_span(axes: Axes, span: Received, row: int, begin: float) -> None:
 
 
 def draw_link(axes: Axes, span: Received, row: int, linked_row: int) -> None:
-    """Draw the link of what came back from the ladder to the delivery before."""
+    """Draw the link from a retried delivery to the one before."""
     bar, linked = axes.patches[row - 1], axes.patches[linked_row - 1]
     style = {"arrowstyle": "->", "color": "#555555", "ls": "--"}
-    # Up from the bar, and to behind the other's name.
+    # From the bar up to the end of the other name.
     style["connectionstyle"] = "angle,angleA=90,angleB=0,rad=6"
     begin = (bar.get_x() + bar.get_width() / 4, row - 0.35)
     behind_its_name = linked.get_x() + linked.get_width() + NAME_SHARE * axes.get_xlim()[1]
@@ -135,7 +135,7 @@ def draw_link(axes: Axes, span: Received, row: int, linked_row: int) -> None:
 
 
 def main() -> None:
-    """Run it all and write the picture."""
+    """Run the processes, and write the picture."""
     with otlp_receiver() as receiver:
         tracing = {"TRACING__OTLP_ENDPOINT": receiver.url, "TRACING__SAMPLE_RATIO": "1"}
         with open_environment(tracing) as stage:

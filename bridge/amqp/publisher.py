@@ -526,4 +526,4 @@ def _check_room(channel: PublishingChannel) -> None:
     if channel.unconfirmed >= MAX_UNCONFIRMED:
         raise PublishError("error", f"{MAX_UNCONFIRMED} publishes wait for their confirm")
     if channel.unwritten_bytes >= MAX_UNWRITTEN_BYTES:
-        raise PublishError("timeout", "the broker does not read what it is sent")
+        raise PublishError("timeout", "the broker does not read from the connection")

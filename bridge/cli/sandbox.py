@@ -91,9 +91,7 @@ def sandbox(  # noqa: PLR0913  an option each
         sys.stdout.write(f"sandbox: {url}\n")
         if signer is not None and played != "generic":
             settings = signer.settings_to_copy(url, has_key=key is not None)
-            sys.stdout.write(
-                f"It imitates {played}. Settings of the bridge for it:\n\n{settings}\n"
-            )
+            sys.stdout.write(f"It imitates {played}. Settings for the bridge:\n\n{settings}\n")
         sys.stdout.flush()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -86,7 +86,7 @@ def _choose(settings: "Settings", path: str | None, url: str | None) -> "Endpoin
         # The public URL of the only endpoint may have another path, behind a proxy.
         wanted = of_url if of_url in keys or len(keys) > 1 else next(iter(keys))
     if wanted not in keys:
-        raise ConfigError(f"--path: must be that of an endpoint: {', '.join(keys)}")
+        raise ConfigError(f"--path: must be the path of an endpoint: {', '.join(keys)}")
     key = keys[wanted]
     return Endpoint(settings.webhook.endpoints_by_key[key], key=key)
 
@@ -102,7 +102,7 @@ def _sign(
     if endpoint.scheme.algorithm == "ed25519":
         raise ConfigError(
             f"{endpoint.path}: its secret is the service's public key, which cannot sign; "
-            "have the service call it"
+            "let the service send a webhook"
         )
     try:
         signed = sign(
@@ -115,7 +115,7 @@ def _sign(
         )
     except InvalidSignatureError:
         raise ConfigError(
-            f"{endpoint.path}: the receiver would refuse this body with any signature; by its "
-            "documentation the service does not send it"
+            f"{endpoint.path}: the receiver would refuse this body with any signature; according "
+            "to its documentation, the service does not send it"
         ) from None
     return signed.headers, signed.query

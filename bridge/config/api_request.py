@@ -72,7 +72,7 @@ def _slot(name: str, detail: str, conversion: str | None) -> Slot:
                 "holds {encoding:...} without two words, as in {encoding:text|unicode}"
             )
     elif detail:
-        raise ValueError(f"holds {{{known}:...}}; nothing can stand behind its colon")
+        raise ValueError(f"holds {{{known}:...}}; it takes no argument")
     return Slot(known, detail)
 
 

@@ -58,7 +58,7 @@ def describe(error: ValidationError, lines: Lines) -> list[str]:
     errors = error.errors(include_url=False)
     faults = [_describe_one(one, lines) for one in errors[:MAX_FAULTS]]
     if len(errors) > MAX_FAULTS:
-        faults.append(f"and {len(errors) - MAX_FAULTS} faults more")
+        faults.append(f"and {len(errors) - MAX_FAULTS} more faults")
     return faults
 
 
@@ -89,7 +89,7 @@ def _remedy_of(error: ErrorDetails) -> str:
     if error["input"] is not None:
         return ""
     if isinstance(error["loc"][-1], int):
-        return "; it has no value: write one, or take its place out of the list"
+        return "; it has no value: write one, or remove it from the list"
     return "; it has no value: write one, or leave the key out for its default"
 
 

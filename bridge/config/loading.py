@@ -45,7 +45,7 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], Lines]:
         raise ConfigError(f"{path}{where}: {_explain(error)}") from None
     except (yaml.YAMLError, ValueError):
         # A control character, or a value that only looks like a date or a number.
-        why = "it holds an impossible character, date or number; put text in quotes"
+        why = "it contains an invalid character, date or number; put text in quotes"
         raise ConfigError(f"{path}: is not YAML: {why}") from None
     if values is None:
         return {}, {}
@@ -137,18 +137,20 @@ class _Loader(yaml.SafeLoader):
         before = self._values
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            problem = f"lies more than {MAX_DEPTH} levels deep; no setting does"
+            problem = f"is nested more than {MAX_DEPTH} levels deep"
             raise _RejectedError(problem=problem, problem_mark=mark)
         node = super().compose_node(parent, index)
         self._depth -= 1
         if node is None:
             return None
         if is_alias and node not in self._values_of:
-            problem = "an alias (*) stands inside of what it names; write the value out"
+            problem = "an alias (*) is inside the value that it refers to; write the value out"
             raise _RejectedError(problem=problem, problem_mark=mark)
         self._values += self._values_of[node] if is_alias else 1
         if self._values > MAX_VALUES:
-            problem = f"holds more than {MAX_VALUES:,} values, what aliases (*) repeat too"
+            problem = (
+                f"holds more than {MAX_VALUES:,} values, including those that aliases (*) repeat"
+            )
             raise _RejectedError(problem=problem, problem_mark=mark)
         if not is_alias:
             self._values_of[node] = self._values - before

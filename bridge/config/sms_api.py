@@ -140,7 +140,7 @@ class SmsApiSettings(Section):
             return idempotency
         keys = _key_slots(request.fields[pointer])
         if not keys:
-            raise ValueError(f"request.fields has {shown(pointer)} without {{key}}; put it in")
+            raise ValueError(f"request.fields has {shown(pointer)} without {{key}}; add it")
         of_preset = preset_settings(info.data.get("preset", "generic"))["request"]["fields"]
         for bound in _key_slots(of_preset.get(pointer)):
             if any(_may_be_longer(key, bound) for key in keys):

@@ -75,17 +75,13 @@ class ReceiptSettings(ServiceSection):
     def _can_be_read(self) -> "ReceiptSettings":
         named = (*self.delivered, *self.failed, *self.pending)
         if self.status_pointers and not (self.delivered or self.failed):
-            raise ValueError(
-                "delivered: is empty, and so is failed; list the service's words for them"
-            )
+            raise ValueError("delivered: is empty, and so is failed; list the service's statuses")
         if named and not self.status_pointers:
             raise ValueError(
                 "status_pointers: is empty; set a pointer to the service's delivery status"
             )
         if len(set(named)) < len(named):
-            raise ValueError(
-                "delivered, failed, pending: a word appears twice; keep it where it belongs"
-            )
+            raise ValueError("delivered, failed, pending: a status appears twice; keep one of them")
         return self
 
 
@@ -269,8 +265,7 @@ class EndpointSettings(Section):
     def _names_its_events(self) -> "EndpointSettings":
         if not self.event_type_pointers and self.event_type is None:
             raise ValueError(
-                "event_type_pointers: is empty, and there is no event_type; say where an event's "
-                "type stands, or which one all have"
+                "event_type_pointers: is empty, and there is no event_type; set one of them"
             )
         return self
 
@@ -387,7 +382,7 @@ class WebhookSettings(EndpointSettings):
                 continue
             if getattr(self, name) != getattr(default, name):
                 yield (
-                    f"{DEFAULT_ENDPOINT}.{name}: is of the default endpoint, which has no secrets "
-                    "and is not served beside the others; set it at an endpoint, or give "
+                    f"{DEFAULT_ENDPOINT}.{name}: belongs to the default endpoint, which is not "
+                    "served because it has no secrets; set it at an endpoint, or set "
                     f"{DEFAULT_ENDPOINT}.secret_files"
                 )

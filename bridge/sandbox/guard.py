@@ -46,7 +46,7 @@ class OriginGuard:
         if host and not (name in self._hosts or _is_local(name)):
             return 403, f"Host: is not a name of the sandbox; start it with --allow-host {name}"
         if origin is not None and origin not in {f"http://{host}", f"https://{host}"}:
-            return 403, "Origin: a page of another site may not ask the sandbox"
+            return 403, "Origin: pages of other sites may not use the sandbox"
         return None
 
 

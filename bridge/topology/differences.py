@@ -25,7 +25,7 @@ USED_AS_IT_IS: Final = (
 )
 NOT_COMPARED: Final = "grant the configure permission, so that its arguments can be compared"
 HIDDEN: Final = "grant the read permission, so that it can be checked"
-_HARMLESS: Final = "no message is lost by it"
+_HARMLESS: Final = "no message is lost"
 _REFUSED: Final = "publishers are refused when it is full"
 _STREAM: Final = "it is a stream, which a worker cannot consume: no message is sent"
 _NO_STREAM: Final = (
@@ -178,7 +178,8 @@ _COSTS: Final[Mapping[str, Callable[[QueueFacts], str]]] = {
     "x-overflow": _cost_of_overflow,
     "x-delivery-limit": _cost_of_delivery_limit,
     "x-dead-letter-exchange": lambda facts: (
-        f"what RabbitMQ itself drops goes to {queue_facts.dead_letters_of(facts)}, past the bridge"
+        "messages that RabbitMQ drops go without the bridge to "
+        f"{queue_facts.dead_letters_of(facts)}"
     ),
     "x-max-priority": lambda _: (
         "messages of higher priority are delivered first, and may starve the others"
@@ -187,7 +188,7 @@ _COSTS: Final[Mapping[str, Callable[[QueueFacts], str]]] = {
 }
 _EXCHANGE_COSTS: Final[Mapping[str, str]] = {
     "type": "it routes by its own rules: unroutable events are answered 503",
-    "durable": "it is gone, bindings and all, after a restart of the broker",
+    "durable": "a restart of the broker deletes it and its bindings",
     "auto_delete": "it is deleted with its last binding",
     "internal": "no client may publish to it: every event is answered 503",
     "alternate-exchange": "unroutable events go to the alternate exchange and count as stored",

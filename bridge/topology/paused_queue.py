@@ -48,7 +48,7 @@ PROBE_SECONDS: Final = 0.5
 _PROBE_EXPIRATION: Final = "1"
 # The effect of a missing permission on the queue, and the remedy.
 HIDDEN: Final = (
-    "a worker notices `sms-bridge pause` late, not at all while the broker blocks publishing, and "
+    "workers notice `sms-bridge pause` late, or not at all while the broker blocks publishing, and "
     "cannot show its reason"
 )
 HIDDEN_REMEDY: Final = "grant the permission to read it with rabbitmqctl set_permissions"

@@ -56,13 +56,13 @@ def _smaller(first: int, second: int) -> int:
 
 NOT_DURABLE: Final = "it is gone after a restart of the broker"
 AUTO_DELETED: Final = (
-    "it is deleted with its last consumer, messages and all: a restart or a pause is enough"
+    "it is deleted with its messages when its last consumer ends: a restart or a pause is enough"
 )
 
 
 def deleted_when_unused(facts: QueueFacts) -> str:
     """Describe after which time a queue with `expires` is deleted."""
-    return f"it is deleted, messages and all, when unused for {facts.value('expires') / 1000:g} s"
+    return f"it is deletedwith its messages when unused for {facts.value('expires') / 1000:g} s"
 
 
 def dropped_by_age(facts: QueueFacts) -> str | None:
@@ -83,8 +83,8 @@ def dropped_by_length(facts: QueueFacts) -> str | None:
 
 # A quorum queue tries again after that time to dead-letter messages that its target refused.
 RETRIES_REFUSED: Final = (
-    "when it is full, it rejects publishes and returning retries; RabbitMQ retries the latter "
-    "every three minutes and shows them in no queue meanwhile"
+    "when it is full, it rejects publishes and returning retries; RabbitMQ tries to return these "
+    "every three minutes, and meanwhile no queue contains them"
 )
 
 
@@ -97,8 +97,8 @@ def refuses_when_full(facts: QueueFacts) -> bool:
 def dropped_by_delivery_limit(limit: int) -> str:
     """Describe after how many returns a message is dropped."""
     return (
-        f"a message that came back {limit + 1} times is dropped (delivery-limit): "
-        "each crash of a consumer and each look counts"
+        f"a message that is returned {limit + 1} times is dropped (delivery-limit): "
+        "each crash of a consumer counts, and each look at the message"
     )
 
 
@@ -107,7 +107,7 @@ def dropped_to(facts: QueueFacts, text: str) -> str:
     if not facts.has_dead_letters:
         return text
     dead_lettered = text.replace("dropped", "dead-lettered")
-    return f"{dead_lettered}, past the bridge, to {dead_letters_of(facts)}"
+    return f"{dead_lettered}, without the bridge, to {dead_letters_of(facts)}"
 
 
 def dead_letters_of(facts: QueueFacts) -> str:

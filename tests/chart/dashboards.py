@@ -1,4 +1,4 @@
-"""The dashboards that the chart ships, as they are in their files."""
+"""The dashboards of the chart."""
 
 import json
 import re
@@ -12,16 +12,16 @@ ALL: dict[str, Dashboard] = {
     path.stem: json.loads(path.read_text())
     for path in sorted((FILES / "dashboards").glob("*.json"))
 }
-# The other one has the runbooks, and asks for nothing.
+# The dashboard "on-call" has only runbooks, and no queries.
 DASHBOARDS = {name: dashboard for name, dashboard in ALL.items() if name != "on-call"}
 
 
 def panels_of(dashboard: Dashboard) -> list[dict[str, Any]]:
-    """Return the panels but for the rows between them."""
+    """Return the panels without rows."""
     return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
 
 
 def filled(expression: str, *, rate: str = "5m", whole: str = "3h") -> str:
-    """Put in what Grafana puts in: the span for rates, and the whole time shown."""
+    """Replace Grafana's variables: the rate interval, and the time range."""
     times = expression.replace("$__rate_interval", rate).replace("$__range", whole)
     return re.sub(r'"\$\w+"', '".*"', times)

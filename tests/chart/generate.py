@@ -1,4 +1,4 @@
-"""Writes what is made from other files: the chart's documents and metadata, golden renders.
+"""Generates the chart's README, metadata, runbooks and tables, and the golden renders.
 
 python -m tests.chart.generate
 """
@@ -29,13 +29,13 @@ PROJECT = CHART.parents[1]
 RUNBOOKS_DOCUMENT = PROJECT / "docs" / "runbooks.md"
 GOLDEN = Path(__file__).parent / "golden"
 MAX_DEFAULT = 60
-# Of Grafana's grid, for a panel of text; it scrolls, and a link to it shows it alone.
+# Height of a text panel in Grafana's grid. The text scrolls, and a link shows the panel alone.
 TEXT_ROWS = 9
-# Of one panel of a dashboard, shown alone: the dashboard's name, the panel's number.
+# URL of a single panel: the dashboard's name, and the panel's number.
 PANEL_ADDRESS = "/d/sms-bridge-{}?viewPanel={}"
-# How docs/runbooks.md names a panel: the dashboard, the panel's title.
+# A panel in docs/runbooks.md: the dashboard, and the panel's title.
 NAMED_PANEL = re.compile(r"\*(Overview|Worker|Webhook): ([^*]+)\*")
-# What the dashboards have in common.
+# Keys that the dashboards share.
 OF_DASHBOARDS = {"schemaVersion", "editable", "graphTooltip", "timezone", "links"}
 
 
@@ -63,9 +63,9 @@ def documented_values() -> Iterator[tuple[str, Any, str]]:
 
 
 def readme() -> str:
-    """Make the README: what stands above the table is kept, the table is made anew.
+    """Generate the table of values in the README, and keep the text above it.
 
-    Values with the same default and the same comment are one row.
+    Values with the same default and comment share a row.
     """
     text = README.read_text()
     heading = "\n## Values\n"
@@ -81,7 +81,7 @@ def readme() -> str:
 
 
 def changes() -> list[dict[str, str]]:
-    """List what the newest part of CHANGELOG.md says of the chart, as Artifact Hub reads it."""
+    """Return the chart's changes in the newest part of CHANGELOG.md, in Artifact Hub's format."""
     _, newest, *_ = (PROJECT / "CHANGELOG.md").read_text().split("\n## ")
     _, *kinds = newest.split("\n### ")
     return [
@@ -92,9 +92,9 @@ def changes() -> list[dict[str, str]]:
 
 
 def metadata() -> str:
-    """Make Chart.yaml: its icon and its changes are put in, all else is kept."""
+    """Update the icon and the changes in Chart.yaml."""
     icon = base64.b64encode((CHART / "icon.svg").read_bytes()).decode()
-    # JSON is YAML, and quotes whatever needs it.
+    # JSON is YAML with quotes.
     listed = "".join(f"    - {json.dumps(change, ensure_ascii=False)}\n" for change in changes())
     text = METADATA.read_text()
     text = re.sub(r"(?<=\nicon:).*", f" data:image/svg+xml;base64,{icon}", text)
@@ -102,7 +102,7 @@ def metadata() -> str:
 
 
 def runbook_sections(text: str) -> Iterator[tuple[str, str, str]]:
-    """Yield each section of docs/runbooks.md: its part's name, its own, what it says."""
+    """Yield each section of docs/runbooks.md: part, name and text."""
     part = ""
     for found in re.finditer(r"^(##|###) (.*)\n((?:(?!##).*\n)*)", text, re.MULTILINE):
         level, name, said = found.groups()
@@ -113,9 +113,9 @@ def runbook_sections(text: str) -> Iterator[tuple[str, str, str]]:
 
 
 def runbooks() -> str:
-    """Make files/runbooks.yaml: each section of docs/runbooks.md by its alert, the rest as README.
+    """Generate files/runbooks.yaml: the sections of docs/runbooks.md by alert, and the README.
 
-    Links become their words: from where this is read they lead nowhere.
+    Links become plain text, because they would not work in a terminal.
     """
     text = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", RUNBOOKS_DOCUMENT.read_text())
     lines = ["# Generated from docs/runbooks.md by `make chart-files`."]
@@ -127,7 +127,7 @@ def runbooks() -> str:
 
 
 def runbook_panel(name: str) -> int:
-    """Return the number of a section's panel; another section does not move it, as links need."""
+    """Return the number of a section's panel, which stays the same if sections are added."""
     return zlib.crc32(name.encode()) % 1_000_000
 
 
@@ -160,9 +160,9 @@ def on_call() -> str:
 
 
 def _linked_in_grafana(text: str) -> str:
-    """Make links of what Grafana shows: other sections, and panels, `*Overview: Sent*`.
+    """Link sections and panels (`*Overview: Sent*`) within Grafana.
 
-    What links to other documents becomes its words.
+    Links to other documents become plain text.
     """
     sections = {name.lower(): runbook_panel(name) for _, name, _ in runbook_sections(text)}
     text = re.sub(
@@ -202,9 +202,9 @@ def _text_panel(title: str, text: str, *, x: int, y: int, width: int) -> dict[st
 
 
 def sms_apis() -> str:
-    """Make files/sms-apis.yaml: the address of each preset's service, as far as it has one for all.
+    """Generate files/sms-apis.yaml: the address of each preset's service.
 
-    Without one the chart asks for it.
+    If a preset has none, the chart requires it.
     """
     lines = ["# Generated from the presets by `make chart-files`."]
     lines += [f"{name}: {json.dumps(preset_settings(name)['base_url'] or '')}" for name in PRESETS]
@@ -212,9 +212,9 @@ def sms_apis() -> str:
 
 
 def service_needs() -> str:
-    """Make files/service-needs.yaml: what the program would refuse to start without.
+    """Generate files/service-needs.yaml: settings that the bridge requires for a preset.
 
-    `account` is what the service calls it, `public_url` whether it signs the address.
+    `account` is the service's name for it. `public_url` is true if the service signs the address.
     """
     needs: dict[str, dict[str, Any]] = {}
     for name in PRESETS:
@@ -232,9 +232,9 @@ def service_needs() -> str:
 
 
 def golden(name: str) -> str:
-    """Render an example in a form that shows every change of an object in a review.
+    """Render an example, so that reviews show every change of an object.
 
-    The alerts, runbooks and dashboards are files of the chart, shown by their own change.
+    Alerts, runbooks and dashboards are left out, because their own files show changes.
     """
     manifests = render(CI[name])
     for manifest in manifests:
@@ -249,7 +249,7 @@ def golden(name: str) -> str:
 
 
 def files_of_the_chart() -> dict[Path, str]:
-    """Make every generated file that is part of the chart, by path."""
+    """Generate the chart's files, by path."""
     licence = (PROJECT / "LICENSE").read_text()
     return {
         README: readme(),
@@ -263,13 +263,13 @@ def files_of_the_chart() -> dict[Path, str]:
 
 
 def goldens() -> dict[Path, str]:
-    """Make the golden render of each example, by path."""
+    """Render each example, by path."""
     return {GOLDEN / f"{name}.yaml": golden(name) for name in CI}
 
 
 if __name__ == "__main__":
     GOLDEN.mkdir(exist_ok=True)
-    # What is rendered holds what is written first.
+    # The renders contain the generated files.
     for make in (files_of_the_chart, goldens):
         for path, text in make().items():
             path.write_text(text)

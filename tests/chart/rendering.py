@@ -1,4 +1,4 @@
-"""Renders the Helm chart, and finds things in what comes out; the only door to Helm."""
+"""Renders the Helm chart, and finds objects in the result."""
 
 import copy
 import json
@@ -21,7 +21,7 @@ APP_VERSION: str = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersio
 ROLES: tuple[Role, ...] = ("worker", "webhook")
 MOUNTED = "/etc/sms-bridge"
 
-# A helm program, in place of the engine in the wheel: `make chart` tries Helm 4 and Helm 3.
+# A helm program instead of the Python engine. `make chart` uses Helm 4 and Helm 3.
 HELM = os.environ.get("SMS_BRIDGE_TEST_HELM")
 
 Values = dict[str, Any]
@@ -35,9 +35,9 @@ class RenderError(Exception):
 def render_files(
     values: Values, *, release: str = "rel", namespace: str = "sms", chart: Path = CHART
 ) -> dict[str, str]:
-    """Check values against the schema and render every template, by name.
+    """Check values against the schema, and render every template, by name.
 
-    A helm program leaves out the notes. Raises RenderError with what Helm says.
+    A helm program does not render the notes. Raises RenderError with Helm's message.
     """
     if HELM is not None:
         return _render_by_program(HELM, values, release=release, namespace=namespace, chart=chart)
@@ -73,10 +73,10 @@ def _render_by_program(
 
 
 def render(values: Values, *, release: str = "rel", chart: Path = CHART) -> list[Manifest]:
-    """Render the chart into its objects."""
+    """Render the chart's objects."""
     files = _rendered(json.dumps(values), release, chart)
     texts = [text for name, text in sorted(files.items()) if name.endswith(".yaml")]
-    # libyaml's loader, ten times as fast: rendered text is large.
+    # libyaml's loader, which is ten times as fast.
     return [m for text in texts for m in yaml.load_all(text, yaml.CSafeLoader) if m]
 
 
@@ -86,7 +86,7 @@ def _rendered(values: str, release: str, chart: Path) -> dict[str, str]:
 
 
 def merged(base: Values, *overs: Values) -> Values:
-    """Lay one set of values over another, as Helm does."""
+    """Merge values as Helm does."""
     result = copy.deepcopy(base)
     for over in overs:
         for key, value in over.items():
@@ -96,7 +96,7 @@ def merged(base: Values, *overs: Values) -> Values:
 
 
 def nested(path: str, value: Any) -> Values:
-    """Make the values that set one key: `worker.replicaCount`."""
+    """Make values that set one key, such as `worker.replicaCount`."""
     for key in reversed(path.split(".")):
         value = {key: value}
     result: Values = value
@@ -110,18 +110,18 @@ def _ci_values() -> dict[str, Values]:
     }
 
 
-# The chart's own examples; `minimal` is both roles and nothing but what is required.
+# The chart's examples. `minimal` has both roles and only the required values.
 CI = _ci_values()
 MINIMAL = CI["minimal"]
 
 
 def of_kind(manifests: list[Manifest], kind: str) -> dict[str, Manifest]:
-    """Pick the objects of one kind, by name."""
+    """Return the objects of a kind, by name."""
     return {m["metadata"]["name"]: m for m in manifests if m["kind"] == kind}
 
 
 def pods(manifests: list[Manifest]) -> list[Manifest]:
-    """Pick every pod: those of Deployments, and the test pod."""
+    """Return all pods: of Deployments, and the test pod."""
     templates = [m["spec"]["template"] for m in of_kind(manifests, "Deployment").values()]
     return [*templates, *of_kind(manifests, "Pod").values()]
 
@@ -131,13 +131,13 @@ def deployment(values: Values, role: str) -> Manifest:
 
 
 def container(values: Values, role: str) -> dict[str, Any]:
-    """Render the container that runs a role."""
+    """Render the container of a role."""
     found: dict[str, Any] = deployment(values, role)["spec"]["template"]["spec"]["containers"][0]
     return found
 
 
 def config(values: Values) -> dict[str, Any]:
-    """Render the app's config.yaml."""
+    """Render the bridge's config.yaml."""
     found = of_kind(render(values), "ConfigMap")["rel-sms-bridge"]
     loaded: dict[str, Any] = yaml.safe_load(found["data"]["config.yaml"])
     return loaded
@@ -150,7 +150,7 @@ def environment(values: Values, role: str, secrets: Mapping[str, str]) -> dict[s
         if reference:
             found[variable["name"]] = secrets["{name}/{key}".format(**reference)]
         else:
-            # Only what stands above it is put in; anything else stays as it is.
+            # Kubernetes only replaces variables that are defined before.
             found[variable["name"]] = re.sub(
                 r"\$\(([^)]+)\)", lambda named: found.get(named[1], named[0]), variable["value"]
             )
@@ -177,6 +177,6 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def selects(selector: Mapping[str, str], pod: Manifest) -> bool:
-    """Say whether a selector matches a pod."""
+    """Return whether a selector matches a pod."""
     labels: dict[str, str] = pod["metadata"]["labels"]
     return selector.items() <= labels.items()

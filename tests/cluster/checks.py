@@ -1,4 +1,4 @@
-"""What must hold for a release on a cluster; each check lists the faults that it finds."""
+"""Checks a release on a cluster. Each check returns a list of faults."""
 
 import json
 import shlex
@@ -20,21 +20,21 @@ from tests.cluster.release import (
     is_ready,
 )
 
-# Controllers take a moment.
+# Seconds for the controllers.
 PATIENCE_SECONDS = 10
 CHANGE = nested("config.log.level", "warning")
-# For a release whose settings are not the chart's.
+# For releases with an existing ConfigMap.
 CHANGED_PODS: Values = {role: {"podAnnotations": {"example.com/changed": "yes"}} for role in ROLES}
-# A number that no example has, and that its autoscalers leave alone: they have no metrics.
+# A number of pods that no example has. Autoscalers do not change it, because there are no metrics.
 SCALED = 4
 KEEP = "helm.sh/resource-policy"
 
-# Something that an object names: its kind, its name, and keys of it.
+# A reference in an object: kind, name and keys.
 Reference = tuple[str, str, list[str]]
 
 
 def lasting(check: Check, release: Release) -> list[str]:
-    """Return the faults that a check goes on finding."""
+    """Repeat a check until it finds no fault, or return its faults."""
     found: list[str] = []
 
     def nothing() -> bool:
@@ -45,13 +45,13 @@ def lasting(check: Check, release: Release) -> list[str]:
     return found
 
 
-# What is installed
+# Installed objects
 
 
 def refused(release: Release) -> list[str]:
-    """Show every object to the API server in strict mode, and list refusals and warnings."""
+    """Send every object to the API server in strict mode, and list errors and warnings."""
     objects = release.called(f"{release.name}-strict").render()
-    # A pod is only taken when its account is there.
+    # The API server accepts a pod only if its service account exists.
     accounts = [o for o in objects if o["kind"] == "ServiceAccount"]
     others = [o for o in objects if o["kind"] != "ServiceAccount"]
     create = ("create", "--validate=strict", "-f", "-")
@@ -63,7 +63,7 @@ def refused(release: Release) -> list[str]:
 
 
 def not_running(release: Release) -> list[str]:
-    """List Deployments that lack pods, and why the cluster did not make or place them."""
+    """List Deployments with missing pods, and why the cluster did not create or schedule them."""
     lacking = [
         f"{d['metadata']['name']} is not complete: {d['status']}"
         for d in release.deployments().values()
@@ -73,7 +73,7 @@ def not_running(release: Release) -> list[str]:
 
 
 def dangling(release: Release) -> list[str]:
-    """List what a pod, or an object for an operator, names and does not exist."""
+    """List references of pods and of operators' objects that do not exist."""
     kinds = "secrets,configmaps,serviceaccounts,services,deployments.apps"
     kinds += ",triggerauthentications.keda.sh,users.rabbitmq.com"
     there = {
@@ -91,7 +91,7 @@ def dangling(release: Release) -> list[str]:
 
 
 def named(release: Release) -> Iterator[tuple[str, str, str, list[str]]]:
-    """Yield who names something, and what it names."""
+    """Yield each reference, with its object."""
     for pod in all_pods(release):
         for kind, name, keys in named_by_pod(pod["spec"]):
             yield pod["metadata"]["name"], kind, name, keys
@@ -102,12 +102,12 @@ def named(release: Release) -> Iterator[tuple[str, str, str, list[str]]]:
 
 
 def all_pods(release: Release) -> list[Object]:
-    """Return the pods that run and that of `helm test`."""
+    """Return the running pods and the pod of `helm test`."""
     return [*release.pods().values(), *(o for o in release.render() if o["kind"] == "Pod")]
 
 
 def named_by_pod(spec: Object) -> Iterator[Reference]:
-    """Yield what a pod names, as far as it is not optional."""
+    """Yield the required references of a pod."""
     yield "ServiceAccount", spec["serviceAccountName"], []
     for pull in spec.get("imagePullSecrets", []):
         yield "Secret", pull["name"], [".dockerconfigjson"]
@@ -125,7 +125,7 @@ def named_by_pod(spec: Object) -> Iterator[Reference]:
                     yield kind, reference["name"], [reference["key"]]
 
 
-# What an object for an operator or a controller names, by its kind.
+# References of objects for operators and controllers, by kind.
 NAMED_BY: dict[str, Callable[[Object], list[Reference]]] = {
     "HorizontalPodAutoscaler": lambda spec: [("Deployment", spec["scaleTargetRef"]["name"], [])],
     "ScaledObject": lambda spec: [
@@ -161,7 +161,7 @@ NAMED_BY: dict[str, Callable[[Object], list[Reference]]] = {
 
 
 def unknown_ports(pod: Object) -> list[str]:
-    """List the ports that a pod's probes name and no container declares."""
+    """List ports in probes that no container declares."""
     faults = []
     for container in pod["spec"]["containers"]:
         declared: set[Any] = set()
@@ -180,7 +180,7 @@ def unknown_ports(pod: Object) -> list[str]:
 
 
 def misrouted(release: Release) -> list[str]:
-    """List Services that lead to too few pods, to somebody else's, or to a port that is none."""
+    """List Services with missing pods, foreign pods or undeclared ports."""
     faults = []
     pods = {pod["metadata"]["name"]: pod for pod in release.pods().values()}
     for service in release.objects("services"):
@@ -222,7 +222,7 @@ def of_component(release: Release, component: str) -> list[Object]:
 
 
 def unguarded(release: Release) -> list[str]:
-    """List roles without exactly one budget, and budgets that are shared or allow nothing."""
+    """List roles without exactly one budget, and budgets that are shared or allow no disruption."""
     faults = []
     budgets = release.cluster.objects("poddisruptionbudgets", release.namespace)
     deployments = release.cluster.objects("deployments", release.namespace)
@@ -241,12 +241,12 @@ def unguarded(release: Release) -> list[str]:
 
 
 def covers(budget: Object, deployment: Object) -> bool:
-    """Say whether a budget counts a Deployment's pods."""
+    """Return whether a budget covers a Deployment's pods."""
     return selects(budget["spec"]["selector"]["matchLabels"], deployment["spec"]["template"])
 
 
 def crowded(release: Release) -> list[str]:
-    """List Deployments of which one node has two pods more than another."""
+    """List Deployments with two more pods on one node than on another."""
     faults = []
     nodes = [n["metadata"]["name"] for n in release.cluster.objects("nodes", "")]
     for role in release.deployments():
@@ -258,7 +258,7 @@ def crowded(release: Release) -> list[str]:
 
 
 def unexplained(release: Release) -> list[str]:
-    """Run the command by which the first alert shows its runbook, and say when it prints none."""
+    """Run the first alert's runbook command, and report if it prints no runbook."""
     alerts = [
         rule
         for made in release.render()
@@ -279,11 +279,11 @@ def unexplained(release: Release) -> list[str]:
 INSTALLED = (not_running, dangling, misrouted, unguarded, crowded, unexplained)
 
 
-# What happens to it
+# Changes
 
 
 def replaced_for_nothing(release: Release) -> list[str]:
-    """Upgrade without a change, and list the pods that are gone."""
+    """Upgrade without a change, and list replaced pods."""
     before = release.pods()
     release.upgrade(*WAIT)
     gone = set(before) - set(release.pods())
@@ -291,7 +291,7 @@ def replaced_for_nothing(release: Release) -> list[str]:
 
 
 def kept_in_spite_of_a_change(release: Release) -> list[str]:
-    """Change the configuration, and list the pods that still run with the old one."""
+    """Change the configuration, and list pods with the old one."""
     before = release.pods()
     release.with_values(CHANGE).upgrade(*WAIT)
     kept = set(before) & set(release.pods())
@@ -299,7 +299,7 @@ def kept_in_spite_of_a_change(release: Release) -> list[str]:
 
 
 def gaps_in_a_rollout(release: Release) -> list[str]:
-    """Change the configuration, and list the roles that had fewer ready pods than are wanted."""
+    """Change the configuration, and list roles that had fewer ready pods than wanted."""
     history, wanted = History(release), release.wanted()
     change = CHANGED_PODS if "existingConfigMap" in release.values else CHANGE
     release.with_values(change).upgrade(*WAIT)
@@ -307,9 +307,9 @@ def gaps_in_a_rollout(release: Release) -> list[str]:
 
 
 def gaps_in_drains(release: Release) -> list[str]:
-    """Drain every node, and list the roles that more than one pod was missing of.
+    """Drain every node, and list roles that lacked more than one pod.
 
-    Before the last node is drained all pods run on it.
+    Before the last node is drained, it runs all pods.
     """
     history = History(release)
     wanted = {role: number - 1 for role, number in release.wanted().items()}
@@ -329,7 +329,7 @@ def gaps_in_drains(release: Release) -> list[str]:
 
 
 def gaps(history: History, wanted: Mapping[str, int]) -> list[str]:
-    """List the roles that had fewer ready pods than are wanted."""
+    """List roles that had fewer ready pods than wanted."""
     fewest = history.fewest_ready()
     return [
         f"{role} had {fewest[role]} ready pods instead of {number}"
@@ -339,7 +339,7 @@ def gaps(history: History, wanted: Mapping[str, int]) -> list[str]:
 
 
 def beside_another(release: Release) -> list[str]:
-    """Install a second release into the namespace, and list what goes wrong with either."""
+    """Install a second release into the namespace, and list faults of both."""
     other = release.called("other")
     done = other.install(*WAIT, check=False)
     if done.returncode:
@@ -349,7 +349,7 @@ def beside_another(release: Release) -> list[str]:
 
 
 def reset_by_an_upgrade(release: Release) -> list[str]:
-    """Scale every role from outside, upgrade, and list the roles that lost their number."""
+    """Scale every role outside of Helm, upgrade, and list roles whose number was reset."""
     roles = release.roles()
     for role in roles:
         release.scale(role, SCALED)
@@ -364,13 +364,13 @@ def reset_by_an_upgrade(release: Release) -> list[str]:
 
 
 def left_behind(release: Release) -> list[str]:
-    """Uninstall, and list what stays and does not say that it is to be kept."""
+    """Uninstall, and list remaining objects without a keep annotation."""
     release.run("uninstall", *WAIT)
     return lasting(not_removed, release)
 
 
 def not_removed(release: Release) -> list[str]:
-    """List what is there of a release and does not say that it is to be kept."""
+    """List objects of a release without a keep annotation."""
     return [
         f"left behind: {found['kind']} {found['metadata']['name']}"
         for found in everything(release)
@@ -379,9 +379,9 @@ def not_removed(release: Release) -> list[str]:
 
 
 def not_as_rendered(release: Release) -> list[str]:
-    """List what is there of a release and no longer rendered, and what is rendered and not there.
+    """List differences between a release's existing and rendered objects.
 
-    Hooks are not counted, nor what carries another label, or is to be kept, or controllers make.
+    Ignores hooks, kept objects, objects of controllers and objects with another label.
     """
     there = {
         (found["kind"], found["metadata"]["name"])
@@ -404,7 +404,7 @@ def not_as_rendered(release: Release) -> list[str]:
 
 
 def everything(release: Release) -> list[Object]:
-    """List all objects of every kind that bear the release's label, and Helm's own record of it."""
+    """List all objects with the release's label, and Helm's record."""
     kubectl = release.cluster.kubectl
     kinds = set(kubectl("api-resources", "--verbs=list,delete", "--output=name").split())
     listed = kubectl(

@@ -1,8 +1,8 @@
-"""A Kubernetes cluster on this computer: the real control plane, and nodes that only pretend.
+"""A Kubernetes cluster on this computer, with a real control plane and simulated nodes.
 
-The API server, the scheduler and the controllers are the real ones; kwok reports pods as ready
-without starting a container. So admission, validation, quotas, rollouts, disruption budgets and
-garbage collection are real; images, probes, mounts and signals are not.
+The API server, the scheduler and the controllers are real. kwok reports pods as ready without
+starting containers. So admission, validation, quotas, rollouts, disruption budgets and garbage
+collection are real, but images, probes, mounts and signals are not.
 """
 
 import json
@@ -18,7 +18,7 @@ from typing import Any
 
 from bridge.sandbox.processes import Child, Guard, accepts, free_ports, guarded, wait_until
 
-# The folder that install-tools.sh has filled; without it there is no cluster.
+# The folder of install-tools.sh, without which there is no cluster.
 TOOLS = os.environ.get("SMS_BRIDGE_TEST_CLUSTER")
 NO_TOOLS = "the programs of a cluster are built by `make chart-cluster`"
 
@@ -33,16 +33,16 @@ Done = subprocess.CompletedProcess[str]
 
 
 class Cluster:
-    """A running cluster, seen through kubectl and Helm."""
+    """A running cluster, used through kubectl and Helm."""
 
     def __init__(self, tools: Path, folder: Path) -> None:
         self.tools = tools
         self.kubeconfig = folder / "kubeconfig"
-        # Nothing of the user's: neither clusters nor Helm's plugins and caches.
+        # Ignore the user's clusters, and Helm's plugins and caches.
         self._environ = {"KUBECONFIG": str(self.kubeconfig), "HOME": str(folder), "PATH": ""}
 
     def run(self, program: str, *arguments: str, stdin: str = "", check: bool = True) -> Done:
-        """Run kubectl, helm or helm3; raise AssertionError with its words when it fails."""
+        """Run kubectl, helm or helm3. Raise AssertionError with its output if it fails."""
         done = subprocess.run(
             [self.tools / "bin" / program, *arguments],
             input=stdin,
@@ -56,36 +56,36 @@ class Cluster:
         return done
 
     def kubectl(self, *arguments: str, stdin: str = "") -> str:
-        """Run kubectl and return what it prints."""
+        """Run kubectl, and return its output."""
         return self.run("kubectl", *arguments, stdin=stdin).stdout
 
     def create(self, *objects: Object) -> None:
-        """Create objects, none of which may hold an unknown field."""
+        """Create objects without unknown fields."""
         self.kubectl("create", "--validate=strict", "-f", "-", stdin=as_list(objects))
 
     def objects(self, kind: str, namespace: str, *, selector: str = "") -> list[Object]:
-        """List the objects of a kind, or of several with commas between."""
+        """List the objects of one or several kinds, separated by commas."""
         listed = self.kubectl("get", kind, "-n", namespace, "-l", selector, "-o", "json")
         found: list[Object] = json.loads(listed)["items"]
         return found
 
     def get_raw(self, path: str) -> str:
-        """Ask the API server directly."""
+        """Send a request to the API server."""
         return self.kubectl("get", "--raw", path)
 
     def answers(self) -> bool:
-        """Say whether the API server is ready."""
+        """Return whether the API server is ready."""
         return self.run("kubectl", "get", "--raw", "/readyz", check=False).returncode == 0
 
 
 def as_list(objects: Iterable[Object]) -> str:
-    """Write objects as one document that kubectl reads."""
+    """Format objects as a list for kubectl."""
     return json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)})
 
 
 @contextmanager
 def running_cluster(tools: Path) -> Iterator[Cluster]:
-    """Start a cluster with the custom resources of the tools, and leave nothing of it behind."""
+    """Run a cluster with the custom resource definitions of the tools."""
     folder = Path(tempfile.mkdtemp(prefix="sms-bridge-cluster-"))
     try:
         with guarded() as guard:
@@ -96,7 +96,7 @@ def running_cluster(tools: Path) -> Iterator[Cluster]:
                 _add_definitions(cluster)
                 yield cluster
             finally:
-                # The API server, asked first, would wait for those that watch it.
+                # Stop the API server last, because it waits for its watchers.
                 for child in reversed(children):
                     child.end(grace_seconds=STOP_SECONDS)
     finally:
@@ -106,7 +106,7 @@ def running_cluster(tools: Path) -> Iterator[Cluster]:
 def _start(cluster: Cluster, folder: Path, children: list[Child], guard: Guard) -> None:
     port, etcd_port, peer_port = free_ports(3)
     etcd, server = f"http://127.0.0.1:{etcd_port}", f"https://127.0.0.1:{port}"
-    # The API server makes a certificate and its key first of all; the key may sign accounts, too.
+    # The API server first creates a certificate and a key, which also signs service accounts.
     pki, tokens = folder / "pki", folder / "tokens.csv"
     key = str(pki / "apiserver.key")
     token = secrets.token_hex()
@@ -116,7 +116,7 @@ def _start(cluster: Cluster, folder: Path, children: list[Child], guard: Guard) 
     )
 
     def launch(program: str, **flags: str) -> None:
-        # kwok asks for a home.
+        # kwok needs a home directory.
         environ = {"HOME": str(folder)}
         command = [str(cluster.tools / "bin" / program)]
         command += [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
@@ -182,14 +182,14 @@ def _start(cluster: Cluster, folder: Path, children: list[Child], guard: Guard) 
 
 
 def _has_nodes(cluster: Cluster) -> bool:
-    # A new node is tainted until the controller has seen that it is ready.
+    # A new node is tainted until the controller sees that it is ready.
     nodes = cluster.objects("nodes", "")
     accounts = cluster.objects("serviceaccounts", "default")
     return bool(accounts) and not any(node["spec"].get("taints") for node in nodes)
 
 
 def _add_definitions(cluster: Cluster) -> None:
-    # Their definitions are too long for the annotation that a plain apply would write.
+    # The definitions are too long for the annotation of a client-side apply.
     crds = str(cluster.tools / "crds")
     cluster.kubectl("apply", "--server-side", "-f", crds)
     cluster.kubectl("wait", "--for=condition=Established", "--timeout=60s", "-f", crds)

@@ -1,4 +1,4 @@
-"""A release of the chart in a namespace of its own, and what a cluster holds ready for it."""
+"""A release of the chart in its own namespace, and the objects that it expects."""
 
 import itertools
 import json
@@ -21,7 +21,7 @@ COMPONENT = "app.kubernetes.io/component"
 WAIT = ("--wait", "--timeout", "60s")
 SETTLE_SECONDS = 20
 
-# Every Secret that an example of the chart expects, with its keys.
+# All Secrets that the chart's examples expect, with their keys.
 SECRETS = {
     "sms-bridge": ["username", "password", "key", "current"],
     "broker": ["user", "pass"],
@@ -30,7 +30,7 @@ SECRETS = {
     "sms-api": ["token"],
     "sms-api-ca": ["ca.crt"],
     "webhooks": ["current", "previous"],
-    # As a cluster operator makes it.
+    # As the cluster operator creates it.
     "rabbitmq-default-user": ["username", "password", "host", "port", "connection_string"],
     "rabbitmq-monitoring": ["username", "password"],
     "rabbitmq-management": ["uri", "username", "password"],
@@ -38,12 +38,12 @@ SECRETS = {
     "registry": [".dockerconfigjson"],
     "mirror": [".dockerconfigjson"],
 }
-# Every ConfigMap that an example expects.
+# All ConfigMaps that examples expect.
 SETTINGS = "sms-bridge-settings"
-# The entries of the store that external-secrets would read, with their keys.
+# The entries of the secret store, with their keys.
 STORE = {"sms/api": ["key"], "sms/webhooks": ["current"]}
 
-# A rollout that does not wait for new pods to prove themselves.
+# A rollout without minReadySeconds.
 QUICK: Values = {role: {"minReadySeconds": 0} for role in ROLES}
 
 _numbers = itertools.count(1)
@@ -53,7 +53,7 @@ Check = Callable[["Release"], list[str]]
 
 @dataclass(frozen=True)
 class Release:
-    """One release; `helm` names the program that handles it."""
+    """A release. `helm` is the program that manages it."""
 
     cluster: Cluster
     namespace: str
@@ -63,16 +63,14 @@ class Release:
     helm: str = "helm"
 
     def run(self, command: str, *arguments: str, check: bool = True) -> Done:
-        """Run a command of Helm that takes the release only."""
+        """Run a Helm command on the release."""
         to = (self.name, *arguments, "--namespace", self.namespace)
         return self.cluster.run(self.helm, command, *to, check=check)
 
     def install(self, *flags: str, check: bool = True) -> Done:
-        """Install it."""
         return self._apply("install", *flags, check=check)
 
     def upgrade(self, *flags: str, check: bool = True) -> Done:
-        """Upgrade it to its chart and values."""
         return self._apply("upgrade", *flags, check=check)
 
     def _apply(self, command: str, *flags: str, check: bool) -> Done:
@@ -80,47 +78,47 @@ class Release:
         return self.cluster.run(self.helm, *arguments, stdin=json.dumps(self.values), check=check)
 
     def render(self) -> list[Object]:
-        """Render its objects without the cluster, the pod of `helm test` too."""
+        """Render the objects without the cluster, including the pod of `helm test`."""
         done = self._apply("template", check=True)
         return [found for found in yaml.load_all(done.stdout, yaml.CSafeLoader) if found]
 
     def called(self, name: str) -> "Release":
-        """Make another release of the same chart and values."""
+        """Return another release with the same chart and values."""
         return replace(self, name=name)
 
     def handled_by(self, helm: str) -> "Release":
-        """Make the same release, handled by another Helm."""
+        """Return the same release, managed by another Helm."""
         return replace(self, helm=helm)
 
     def with_values(self, *overs: Values) -> "Release":
-        """Make the same release with other values laid over its own."""
+        """Return the same release with changed values."""
         return replace(self, values=merged(self.values, *overs))
 
     def status(self) -> str:
-        """Return what Helm says of it: deployed, failed, pending-upgrade."""
+        """Return Helm's status: deployed, failed, pending-upgrade."""
         done = self.run("status", "--output", "json")
         status: str = json.loads(done.stdout)["info"]["status"]
         return status
 
     @property
     def selector(self) -> str:
-        """Select its objects."""
+        """Return the label selector of the release."""
         return f"{INSTANCE}={self.name}"
 
     def objects(self, kind: str) -> list[Object]:
-        """List its objects of a kind."""
+        """List the release's objects of a kind."""
         return self.cluster.objects(kind, self.namespace, selector=self.selector)
 
     def deployments(self) -> dict[str, Object]:
-        """Return its Deployments by component: the roles, and the toolbox."""
+        """Return the Deployments by component: roles and toolbox."""
         return {d["metadata"]["labels"][COMPONENT]: d for d in self.objects("deployments")}
 
     def roles(self) -> dict[str, Object]:
-        """Return the Deployments of the roles; the toolbox may be away for a moment."""
+        """Return the Deployments of the roles, without the toolbox, which may be unavailable."""
         return {name: d for name, d in self.deployments().items() if name in ROLES}
 
     def pods(self) -> dict[str, Object]:
-        """Return the pods of its Deployments by uid, without those that are leaving."""
+        """Return the Deployments' pods by uid, without terminating ones."""
         return {
             pod["metadata"]["uid"]: pod
             for pod in self.objects("pods")
@@ -128,22 +126,22 @@ class Release:
         }
 
     def wanted(self) -> dict[str, int]:
-        """Return the number of pods that each role shall have."""
+        """Return the wanted number of pods of each role."""
         return {role: d["spec"]["replicas"] for role, d in self.roles().items()}
 
     def scale(self, role: str, number: int) -> None:
-        """Set a number of pods as an autoscaler does, and kubectl: beside the chart."""
+        """Scale outside of Helm, as an autoscaler or kubectl does."""
         name = self.deployments()[role]["metadata"]["name"]
         scale = ("scale", f"deployment/{name}", f"--replicas={number}")
         self.cluster.kubectl(*scale, "-n", self.namespace)
 
     def troubles(self) -> list[str]:
-        """Return why the cluster did not make or place a pod in the namespace."""
+        """Return why the cluster did not create or schedule a pod."""
         events = self.cluster.objects("events", self.namespace)
         return [e["message"] for e in events if e["reason"] in {"FailedCreate", "FailedScheduling"}]
 
     def settled(self) -> bool:
-        """Wait until its Deployments have all their pods, or the cluster says why not."""
+        """Wait until the Deployments are complete, or the cluster reports why they are not."""
         return wait_until(
             lambda: all(map(is_complete, self.deployments().values())) or bool(self.troubles()),
             seconds=SETTLE_SECONDS,
@@ -151,7 +149,7 @@ class Release:
 
 
 def is_complete(deployment: Object) -> bool:
-    """Say whether a Deployment has all its pods, of its newest kind, and they are available."""
+    """Return whether all pods of a Deployment are available and up to date."""
     status, wanted = deployment["status"], deployment["spec"]["replicas"]
     counts = {status.get(key, 0) for key in ("replicas", "updatedReplicas", "availableReplicas")}
     is_seen: bool = status.get("observedGeneration") == deployment["metadata"]["generation"]
@@ -159,7 +157,7 @@ def is_complete(deployment: Object) -> bool:
 
 
 def is_ready(pod: Object) -> bool:
-    """Say whether a pod is ready and stays."""
+    """Return whether a pod is ready and not terminating."""
     conditions = pod["status"].get("conditions", [])
     ready = any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
     return ready and "deletionTimestamp" not in pod["metadata"]
@@ -167,7 +165,7 @@ def is_ready(pod: Object) -> bool:
 
 @contextmanager
 def namespace(cluster: Cluster) -> Iterator[str]:
-    """Make a namespace as a careful company has them, with what the chart expects to find."""
+    """Create a restricted namespace with the objects that the chart expects."""
     name = f"sms-{next(_numbers)}"
     level = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
     quota = {"pods": "40", "requests.cpu": "8", "requests.memory": "8Gi", "limits.memory": "16Gi"}
@@ -188,7 +186,7 @@ def namespace(cluster: Cluster) -> Iterator[str]:
         },
     )
     try:
-        # Until the quota has been counted it refuses every pod.
+        # The quota refuses every pod until it has been calculated.
         counted = ("--for=jsonpath={.status.hard.pods}=40", "resourcequota/all")
         cluster.kubectl("wait", *counted, "-n", name, "--timeout=30s")
         yield name
@@ -197,7 +195,7 @@ def namespace(cluster: Cluster) -> Iterator[str]:
 
 
 def secret(namespace: str, name: str, keys: list[str]) -> Object:
-    """Make a Secret; what it holds does not matter."""
+    """Make a Secret with arbitrary values."""
     of_registry = keys == [".dockerconfigjson"]
     return {
         "apiVersion": "v1",
@@ -209,7 +207,7 @@ def secret(namespace: str, name: str, keys: list[str]) -> Object:
 
 
 def act_as_operators(release: Release) -> None:
-    """Make the Secrets that the operators make of an ExternalSecret and of a User."""
+    """Create the Secrets that operators would create for an ExternalSecret and a User."""
     made = [
         secret(
             release.namespace,
@@ -236,7 +234,7 @@ def act_as_operators(release: Release) -> None:
 
 
 class History:
-    """Every change to a release's pods since it was made."""
+    """The changes of a release's pods since its creation."""
 
     def __init__(self, release: Release) -> None:
         self._release = release
@@ -245,7 +243,7 @@ class History:
         self._start = self._list()
 
     def fewest_ready(self) -> Mapping[str, int]:
-        """Return the smallest number of ready pods of each role that there has been."""
+        """Return the lowest number of ready pods of each role."""
         states: list[dict[str, Object]] = []
 
         def complete() -> bool:

@@ -65,7 +65,9 @@ async def test_a_node_that_declares_no_queue_is_left(
         await bench.until_taken(numbers)
         await bench.until_settled(live)
 
-        assert lost(live) == [(CONSUME_LINK, "the node declares no queue, but another one does")]
+        assert lost(live) == [
+            (CONSUME_LINK, "this node cannot declare a queue, but another node can")
+        ]
 
 
 async def test_a_node_is_kept_if_no_other_is_better(

@@ -42,13 +42,13 @@ async def starting(bench: Bench) -> AsyncIterator[Live]:
         pytest.param(
             QUORUM | {"x-message-ttl": 600_000, "x-dead-letter-exchange": "elsewhere"},
             {},
-            ["dead-lettered after 600 s (message-ttl), past the bridge, to elsewhere"],
+            ["dead-lettered after 600 s (message-ttl), without the bridge, to elsewhere"],
             id="ttl-and-dead-letters",
         ),
         pytest.param(
             QUORUM | {"x-max-length": 1000, "x-delivery-limit": 5},
             {},
-            ["drop-head", "came back 6 times is dropped"],
+            ["drop-head", "returned 6 times is dropped"],
             id="limits",
         ),
         pytest.param(

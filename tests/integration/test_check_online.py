@@ -294,7 +294,7 @@ async def test_what_others_have_declared_is_a_warning(
 async def test_the_default_limit_is_found_and_the_remedy_cures_it(
     managed_broker: Broker, site: Site
 ) -> None:
-    """On RabbitMQ 4 a queue without a policy drops what came back 21 times: a warning that cures.
+    """On RabbitMQ 4, a queue without a policy drops a message: a warning whose remedy works.
 
     The bridge itself has declared these queues, so that nothing fails by it.
     """
@@ -312,9 +312,9 @@ async def test_the_default_limit_is_found_and_the_remedy_cures_it(
     assert before["fail"] == after["fail"] == []
     assert len(found) == await site.has_a_default_limit()
     for one in found:
-        assert "came back 21 times" in one.text
+        assert "returned 21 times" in one.text
         assert one.text.endswith(": " + ", ".join(f"{site.name}{queue}" for queue in CONSUMED))
-    assert "came back" not in _said(after["warn"])
+    assert "is returned" not in _said(after["warn"])
 
 
 async def test_the_default_limit_under_a_policy(site: Site) -> None:

@@ -308,7 +308,7 @@ async def test_a_broker_that_stops_ends_a_command_with_a_sentence(amqp_url: str)
             await connection.transport.connection.close()
             await replies.get(fail=False)
 
-    with pytest.raises(BrokerError, match="the broker ended the conversation"):
+    with pytest.raises(BrokerError, match="the broker closed the connection"):
         await ask_when_it_has_ended()
 
 
@@ -565,8 +565,8 @@ async def test_listen_creates_nothing(amqp_url: str) -> None:
 
     assert (result.returncode, result.stdout) == (1, b"")
     assert result.stderr.decode() == (
-        f"sms-bridge: exchange {exchange}: there is none; start the webhook receiver once, or run "
-        "`sms-bridge topology declare`; is webhook.exchange right?\n"
+        f"sms-bridge: exchange {exchange}: does not exist; check webhook.exchange, and start the "
+        "webhook receiver once or run `sms-bridge topology declare`\n"
     )
 
 

@@ -275,8 +275,8 @@ async def test_sign_signs_as_the_endpoint_does(
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ([], "--path: must be that of an endpoint: /webhooks, /webhooks/again, "),
-        (["--curl", "http://localhost/nowhere"], "--path: must be that of an endpoint: "),
+        ([], "--path: must be the path of an endpoint: /webhooks, /webhooks/again, "),
+        (["--curl", "http://localhost/nowhere"], "--path: must be the path of an endpoint: "),
         (["--curl", "http://localhost/webhooks/telnyx"], "/webhooks/telnyx: its secret is the ser"),
         (
             ["--path", "/webhooks/twilio", "--content-type", FORM],

@@ -64,7 +64,7 @@ def test_file_without_a_secret(tmp_path: Path, content: bytes, says: str) -> Non
     with pytest.raises(ConfigError) as caught:
         read_secret("sms_api.key_file", path)
 
-    assert str(caught.value) == f"sms_api.key_file: {path} {says}; put the secret alone into it"
+    assert str(caught.value) == f"sms_api.key_file: {path} {says}; write only the secret into it"
 
 
 def test_missing_file(tmp_path: Path) -> None:

@@ -160,8 +160,8 @@ def judge_default_limit(queues: Sequence[QueueFacts], *, vhost: str) -> Finding:
     """Explain the cost of RabbitMQ's default delivery limit, and how to lift it."""
     names = ", ".join(facts.name for facts in queues)
     text = (
-        f"RabbitMQ drops a message that came back {DEFAULT_DELIVERY_LIMIT + 1} times, as from a "
-        f"worker that crashes again and again; this is its default since version 4: {names}"
+        f"RabbitMQ drops a message that is returned {DEFAULT_DELIVERY_LIMIT + 1} times, for "
+        f"example by a worker that keeps crashing; this is the default since version 4: {names}"
     )
     free = [facts.name for facts in queues if facts.policy_name is None]
     fixes = []

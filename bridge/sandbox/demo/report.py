@@ -34,7 +34,7 @@ class DemoReport:
         }
         known = {SENT: len(seen.accepted), **Counter(reason for _, reason in seen.dead)}
         if counted != known:
-            problems.append(f"the worker's metrics say {counted}, seen were {known}")
+            problems.append(f"the worker's metrics say {counted}, but the demo saw {known}")
         answers = self._answers()
         counted = self._count_events()
         known = {
@@ -44,7 +44,7 @@ class DemoReport:
         }
         # As counters, in which a missing key is zero.
         if Counter(counted) != Counter(known):
-            problems.append(f"the webhook's metrics say {counted}, seen were {known}")
+            problems.append(f"the webhook's metrics say {counted}, but the demo saw {known}")
         return problems
 
     def _answers(self) -> Counter[int | None]:

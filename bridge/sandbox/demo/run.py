@@ -109,7 +109,8 @@ def _run(
         took = time.monotonic() - begun
         if keep:
             _say(
-                console, "\n".join(["", *problems, *addresses(environment), "Ctrl-C ends it all."])
+                console,
+                "\n".join(["", *problems, *addresses(environment), "Press Ctrl-C to stop."]),
             )
             _wait_for_interrupt(environment)
         problems += environment.stop()
@@ -341,7 +342,7 @@ def _describe(environment: DemoEnvironment) -> str:
         url = mask_url(settings.rabbitmq.url[0])
         return f"on {url} with a queue of its own, {settings.worker.queue}"
     if os.environ.get(URL_VARIABLE):
-        return f"on a private RabbitMQ, because {URL_VARIABLE} names none that answers"
+        return f"on a private RabbitMQ, because {URL_VARIABLE} names no broker that answers"
     return "on a private RabbitMQ"
 
 

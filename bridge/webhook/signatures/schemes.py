@@ -324,7 +324,7 @@ def decode_secret(scheme: Scheme, secret: str, *, setting: str = "webhook.secret
         key = b""
     if key and scheme.algorithm == "ed25519" and len(key) != _PUBLIC_KEY_BYTES:
         raise ConfigError(
-            f"{setting}: is no Ed25519 public key, which has {_PUBLIC_KEY_BYTES} bytes; take the "
+            f"{setting}: is not an Ed25519 public key of {_PUBLIC_KEY_BYTES} bytes; use the "
             "service's public key, and set signature.secret_encoding to its encoding"
         )
     if not key or not secret.strip():

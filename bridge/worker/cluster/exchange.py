@@ -55,9 +55,9 @@ QUEUE_ARGUMENTS: Final[dict[str, Any]] = {
     "x-overflow": "drop-head",
 }
 REMEDY: Final = (
-    "each worker decides for itself now; let the user configure, write and read what begins with "
-    "the exchange's name; delete an exchange of that name that is of another type or durable; "
-    "or set worker.coordination to off"
+    "each worker decides alone until you repair this; let the user configure, write and read names "
+    "that begin with the exchange's name; delete an exchange of this name that is durable or has "
+    "another type; or set worker.coordination to off"
 )
 
 

@@ -264,7 +264,7 @@ class Membership:
         is_waiting = self.is_up and self.awaits_echo
         self._ticks_without_echo = self._ticks_without_echo + 1 if is_waiting else 0
         if self._ticks_without_echo > MAX_TICKS_WITHOUT_ECHO:
-            raise BrokerError("the messages that this worker publishes do not come back to it")
+            raise BrokerError("this worker does not receive its own messages")
 
     def note_echo(self) -> None:
         self.awaits_echo = False

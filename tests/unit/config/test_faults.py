@@ -109,7 +109,7 @@ def test_nothing_in_a_list(faults: Faults) -> None:
 
     assert fault == (
         "rabbitmq.url.1: must be text; a number needs quotes; "
-        "it has no value: write one, or take its place out of the list"
+        "it has no value: write one, or remove it from the list"
     )
 
 

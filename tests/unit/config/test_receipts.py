@@ -33,8 +33,8 @@ def test_lists_are_json_in_the_environment() -> None:
     [
         ({"status_pointers": []}, "status_pointers: is empty"),
         ({"delivered": [], "failed": []}, "delivered: is empty"),
-        ({"pending": ["failed"]}, "a word appears twice"),
-        ({"delivered": ["delivered", "delivered"]}, "a word appears twice"),
+        ({"pending": ["failed"]}, "a status appears twice"),
+        ({"delivered": ["delivered", "delivered"]}, "a status appears twice"),
     ],
     ids=["no pointer", "no words", "two meanings", "twice"],
 )

@@ -192,11 +192,11 @@ def test_a_signature_is_known_when_somebody_says_it(
         ),
         (
             {"path": "/hooks", "endpoints": [OTHER]},
-            "webhook.path: is of the default endpoint, which has no secrets",
+            "webhook.path: belongs to the default endpoint, which is not served",
         ),
         (
             {"signature": {"preset": "github"}, "endpoints": [OTHER]},
-            "webhook.signature: is of the default endpoint, which has no secrets",
+            "webhook.signature: belongs to the default endpoint, which is not served",
         ),
         (
             {"endpoints": [{"path": f"/{number}"} for number in range(MAX_ENDPOINTS + 1)]},

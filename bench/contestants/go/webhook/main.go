@@ -1,8 +1,7 @@
-// A webhook receiver as an engineer who knows Go and RabbitMQ writes it in a day: verify, publish
+// A webhook receiver that an engineer who knows Go and RabbitMQ writes in a day: verify, publish
 // mandatory and persistent, wait for the confirm, answer 200.
 //
-// It does without what takes longer: repeats recognised, several secrets, a connection opened again
-// (it ends, and whoever runs it starts it again).
+// It lacks deduplication, several secrets and reconnects (it ends, and is restarted).
 package main
 
 import (
@@ -33,7 +32,7 @@ const (
 	maxBodyBytes   = 1 << 20
 	headerTimeout  = 10 * time.Second
 	confirmTimeout = 10 * time.Second
-	// Messages that no queue takes, before somebody looks for his own among them.
+	// Returned messages that no request has checked yet.
 	maxReturns = 1024
 )
 
@@ -61,7 +60,7 @@ func serveMetrics() {
 	log.Fatal(http.ListenAndServe("127.0.0.1:"+os.Getenv("BENCH_METRICS_PORT"), metrics))
 }
 
-// run serves until ctx ends, then finishes what it has begun.
+// run serves until ctx ends, then finishes the requests in flight.
 func run(ctx context.Context) error {
 	connection, err := amqp.Dial(os.Getenv("BENCH_AMQP_URL"))
 	if err != nil {
@@ -154,7 +153,7 @@ func newPublisher(connection *amqp.Connection) (*publisher, error) {
 	}, nil
 }
 
-// publish returns nil when the broker has confirmed the message and a queue has taken it.
+// publish returns nil if the broker has confirmed the message and a queue has received it.
 func (p *publisher) publish(ctx context.Context, routingKey string, body []byte) error {
 	begun := time.Now()
 	id := strconv.FormatUint(p.last.Add(1), 10)
@@ -182,7 +181,7 @@ func (p *publisher) publish(ctx context.Context, routingKey string, body []byte)
 	return nil
 }
 
-// wasReturned may be asked once a message is confirmed: the broker returns it before.
+// wasReturned must be called after the confirm, because the broker returns a message before that.
 func (p *publisher) wasReturned(id string) bool {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()

@@ -1,8 +1,7 @@
-// A worker as an engineer who knows Go and RabbitMQ writes it in a day: from the queue to the API,
+// A worker that an engineer who knows Go and RabbitMQ writes in a day: from the queue to the API,
 // acked after the answer.
 //
-// It does without what takes longer: dead letters, a growing wait between tries, duplicates
-// recognised, a connection opened again (it ends, and whoever runs it starts it again).
+// It lacks dead letters, growing delays, deduplication and reconnects (it ends, and is restarted).
 package main
 
 import (
@@ -29,7 +28,7 @@ import (
 
 const (
 	answerTimeout = 30 * time.Second
-	// Before a message that was not accepted goes back to the queue.
+	// Delay before a message that was not accepted returns to the queue.
 	retryAfter = time.Second
 )
 
@@ -66,7 +65,7 @@ func serveMetrics() {
 	log.Fatal(http.ListenAndServe("127.0.0.1:"+os.Getenv("BENCH_METRICS_PORT"), nil))
 }
 
-// run works until ctx ends, then finishes what it has begun.
+// run works until ctx ends, then finishes the messages in flight.
 func run(ctx context.Context, inFlight int) error {
 	connection, err := amqp.Dial(os.Getenv("BENCH_AMQP_URL"))
 	if err != nil {
@@ -77,7 +76,7 @@ func run(ctx context.Context, inFlight int) error {
 	if err != nil {
 		return err
 	}
-	// Twice as many, so that the next is there before the last is acked.
+	// Twice the concurrency, so that the next message is there before the last ack.
 	if err := channel.Qos(2*inFlight, 0, false); err != nil {
 		return err
 	}
@@ -127,7 +126,7 @@ func newSender(inFlight int) *sender {
 
 var errInvalid = errors.New("not a send request")
 
-// send returns nil when the API has accepted the message, errInvalid when it cannot be sent at all.
+// send returns nil if the API has accepted the message, and errInvalid if it can never be sent.
 func (s *sender) send(delivery *amqp.Delivery) error {
 	var request sendRequest
 	if err := json.Unmarshal(delivery.Body, &request); err != nil {
@@ -149,7 +148,7 @@ func (s *sender) send(delivery *amqp.Delivery) error {
 		return err
 	}
 	defer answer.Body.Close()
-	// A connection is used again only when the whole answer was read.
+	// A connection is reused only if the whole answer was read.
 	if _, err := io.Copy(io.Discard, answer.Body); err != nil {
 		return err
 	}
@@ -161,7 +160,7 @@ func (s *sender) send(delivery *amqp.Delivery) error {
 	return nil
 }
 
-// A settlement is a delivery that needs no more; isAcked: the broker has been told.
+// A settlement is a settled delivery. isAcked: it is already acked.
 type settlement struct {
 	tag     uint64
 	isAcked bool
@@ -182,10 +181,9 @@ func settle(delivery amqp.Delivery, err error) settlement {
 	return settlement{delivery.DeliveryTag, true}
 }
 
-// ack acks all that is settled by then at once: in one frame as far as everything before it is
-// settled as well, the others one by one.
+// ack acks all settled deliveries: in one frame up to the first unsettled one, the others one by one.
 func ack(channel *amqp.Channel, settled <-chan settlement) error {
-	// Up to and with this tag all are settled; beyond it these are.
+	// All tags up to this one are settled, and the following ones above it.
 	frontier, beyond := uint64(0), map[uint64]struct{}{}
 	var fresh []uint64
 	for first := range settled {
@@ -207,7 +205,7 @@ func ack(channel *amqp.Channel, settled <-chan settlement) error {
 			frontier++
 			delete(beyond, frontier)
 		}
-		// The broker takes a tag only once, also where it stands for all before it.
+		// RabbitMQ accepts each tag only once, even with multiple.
 		upTo := uint64(0)
 		for _, tag := range fresh {
 			if tag <= frontier {

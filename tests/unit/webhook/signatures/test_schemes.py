@@ -186,11 +186,11 @@ def test_a_bad_secret_stops_the_start(encoding: Any, secret: str) -> None:
 
 
 def test_a_public_key_has_its_length() -> None:
-    """What is no Ed25519 public key stops the start, without the key in the error."""
+    """What is not an Ed25519 public key stops the start, without the key in the error."""
     scheme = SCHEMES["telnyx"]
 
     assert decode_secret(scheme, "QUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUE=") == b"A" * 32
-    with pytest.raises(ConfigError, match=r"^webhook\.secrets: is no Ed25519 public key"):
+    with pytest.raises(ConfigError, match=r"^webhook\.secrets: is not an Ed25519 public key"):
         decode_secret(scheme, "QUFB")
 
 
