@@ -19,6 +19,6 @@ async def open_session(settings: Settings) -> AsyncIterator[tuple[Connection, Ab
         AMQPError,
         ChannelInvalidStateError,
     ) as error:  # the latter from a channel that had already ended
-        raise BrokerError(f"the broker closed the connection: {type(error).__name__}") from None
+        raise BrokerError(f"the broker ended the connection: {type(error).__name__}") from None
     finally:
         await close_quietly(connection)

@@ -267,7 +267,7 @@ class Notices(FrameTaker):
 
     `is_open`: the broker has opened the connection. `is_blocked`: the broker accepts no publishes
     because of a memory or disk alarm; `on_blocked` is called with the reason, and with None when
-    the alarm ends. `closed`: code and text with which the broker closed the connection.
+    the alarm ends. `closed`: code and text with which the broker ended the connection.
     """
 
     def __init__(self) -> None:

@@ -106,7 +106,7 @@ class Wire(TransportFactory):
 
     @property
     def closed(self) -> tuple[int, str] | None:
-        """Code and text with which the broker closed the connection, if it did."""
+        """Code and text with which the broker ended the connection, if it did."""
         return self._notices.closed
 
     @property

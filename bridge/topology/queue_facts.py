@@ -62,7 +62,7 @@ AUTO_DELETED: Final = (
 
 def deleted_when_unused(facts: QueueFacts) -> str:
     """Describe after which time a queue with `expires` is deleted."""
-    return f"it is deletedwith its messages when unused for {facts.value('expires') / 1000:g} s"
+    return f"it is deleted with its messages when unused for {facts.value('expires') / 1000:g} s"
 
 
 def dropped_by_age(facts: QueueFacts) -> str | None:

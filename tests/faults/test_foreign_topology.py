@@ -54,7 +54,7 @@ async def starting(bench: Bench) -> AsyncIterator[Live]:
         pytest.param(
             {"x-expires": 600_000, "x-single-active-consumer": True},
             {"auto_delete": True},
-            ["unused for 600 s", "one worker at a time", "with its last consumer"],
+            ["unused for 600 s", "one worker at a time", "its last consumer"],
             id="gone-when-unused",
         ),
         pytest.param({}, {"durable": False}, ["gone after a restart"], id="not-durable"),

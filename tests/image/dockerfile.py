@@ -1,4 +1,4 @@
-"""Reads the Dockerfile, so that tests and the proof follow the recipe itself."""
+"""Reads the Dockerfile, so that tests and the proof follow it."""
 
 import json
 import re
@@ -12,31 +12,31 @@ PROJECT = Path(__file__).parents[2]
 
 @dataclass
 class Stage:
-    """One stage: its instructions in order, as (name, text), and its environment."""
+    """A stage: its instructions in order, as (name, text), and its environment."""
 
     name: str
     base: str
     steps: list[tuple[str, str]] = field(default_factory=list)
 
     def texts(self, instruction: str) -> list[str]:
-        """List what stands behind an instruction."""
+        """Return the texts of an instruction."""
         return [text for name, text in self.steps if name == instruction]
 
     def command(self, instruction: str) -> list[str]:
-        """Give the words of the last ENTRYPOINT, CMD or HEALTHCHECK, which must be in exec form."""
+        """Return the words of the last ENTRYPOINT, CMD or HEALTHCHECK, in exec form."""
         text = self.texts(instruction)[-1]
         words: list[str] = json.loads(text[text.index("[") :])
         return words
 
     @property
     def environment(self) -> dict[str, str]:
-        """What ENV sets, in order; $PATH is left for the container."""
+        """The variables of ENV, in order. $PATH stays unexpanded."""
         pairs = [word for text in self.texts("ENV") for word in shlex.split(text)]
         return dict(pair.split("=", 1) for pair in pairs)
 
     @property
     def files(self) -> Iterator[tuple[str | None, list[str], str]]:
-        """Yield each COPY: the stage that it copies from, its sources, its target."""
+        """Yield each COPY: its stage, sources and target."""
         for text in self.texts("COPY"):
             words = text.split()
             origins = [w.removeprefix("--from=") for w in words if w.startswith("--from=")]
@@ -61,6 +61,6 @@ def read_dockerfile(path: Path = PROJECT / "Dockerfile") -> list[Stage]:
 
 
 def build_context(dockerignore: Path = PROJECT / ".dockerignore") -> list[str]:
-    """List what the build may see: .dockerignore refuses everything, and lets these in."""
+    """Return the build context: .dockerignore excludes everything except these."""
     lines = dockerignore.read_text().splitlines()
     return [line.removeprefix("!") for line in lines if line.startswith("!")]

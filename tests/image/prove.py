@@ -2,11 +2,11 @@
 
     python -m tests.image.prove
 
-It follows the Dockerfile: the steps of both stages run in a root of their own, then the final
-stage's command runs there as its user, with a read-only root, no capabilities, a network of its
-own and the configuration that the chart renders. Python is this computer's, with its own modules
-as a base image has them. Needs Linux, root and util-linux (unshare, setpriv).
-Exit 0: both roles were healthy by the image's own check, and ended clean at SIGTERM.
+It runs the Dockerfile's steps of both stages in a new root. Then the final command runs there as
+the image's user, with a read-only root, no capabilities, its own network and the chart's
+configuration. Python is this computer's, laid out as in a base image. Requires Linux, root and
+util-linux (unshare, setpriv). Exit status 0: both roles passed the image's health check, and
+stopped cleanly after SIGTERM.
 """
 
 import os
@@ -40,27 +40,27 @@ from tests.image.dockerfile import PROJECT, Stage, build_context, read_dockerfil
 
 START_SECONDS = 60
 STOP_SECONDS = 60
-# What a base image has, taken from this computer.
+# Parts of a base image, taken from this computer.
 SYSTEM = ("usr", "bin", "sbin", "lib", "lib64")
 PATH = "/usr/local/bin:/usr/bin:/bin"
-# Where the Makefile puts uv when none is on PATH, and where the build stage gets whichever it is.
+# The Makefile's own uv, and the path of uv in the build stage.
 OWN_UV = PROJECT / ".uv" / "bin" / "uv"
 UV_INSIDE = "/uv"
-# The Python of this computer is moved to where a base image has it, away from its libraries.
+# This computer's Python moves to its path in a base image, away from its libraries.
 MOVED = {"LD_LIBRARY_PATH": "/usr/local/lib"}
 IS_MOVED = not sys.base_prefix.startswith("/usr")
 STDLIB = Path(sysconfig.get_path("stdlib"))
-# Where Python's own modules are inside.
+# Path of the standard library in the image.
 MODULES = str(Path("/usr/local", STDLIB.relative_to(sys.base_prefix)) if IS_MOVED else STDLIB)
-# What the official images leave out of them, and where an installer and its like would be.
+# Parts that the official images leave out, such as installers.
 NOT_IN_BASE = ("*.pyc", "test", "tests", "idle_test", "site-packages", "config-*")
-# The flags of a compiled module that is trusted without a look at its source.
+# Flags of bytecode that is used without checking its source.
 UNCHECKED_HASH = 1
 DEVICES = ("null", "zero", "urandom", "random")
 
 
 class ProofError(Exception):
-    """The recipe does not give what it should."""
+    """The result of the Dockerfile is wrong."""
 
 
 def say(text: str) -> None:
@@ -79,10 +79,10 @@ def mounts(
             lines.append(f"ln -s {source.readlink()} {root}/{name}")
         elif source.is_dir():
             lines += [f"mkdir {root}/{name}", *mount_read_only(source, f"{root}/{name}")]
-    # A copy, which takes the folders that a pod mounts there.
+    # A copy, in which the pod's folders are mounted.
     lines.append(f"cp -a /etc {root}/etc")
     if IS_MOVED:
-        # Where the base image has its Python.
+        # Python's path in the base image.
         lines += mount_read_only(Path(sys.base_prefix), f"{root}/usr/local")
     lines += [f"mkdir -p {root}/proc {root}/dev", f"mount -t proc proc {root}/proc"]
     for name in DEVICES:
@@ -101,12 +101,12 @@ def mounts(
 
 
 def mount_read_only(source: Path, target: str) -> list[str]:
-    """Write the shell lines that show a folder at another place, read-only."""
+    """Return the shell lines that mount a folder read-only."""
     return [f"mount --bind {source} {target}", f"mount -o remount,bind,ro {target}"]
 
 
 def writable_places(pid: int) -> set[str]:
-    """List where a process could write, if it were allowed to."""
+    """List the writable paths of a process."""
     lines = Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
     places = [line.split()[4:6] for line in lines]
     return {place for place, options in places if "rw" in options.split(",")}
@@ -128,7 +128,7 @@ def build(stage: Stage, scratch: Path) -> None:
         environment["UV_CACHE_DIR"]: Path(cache.stdout.strip()),
     }
     writable = [place for place in files if place != UV_INSIDE]
-    # A compiler needs more room there than what runs.
+    # A compiler needs more space here than the bridge.
     prepare = mounts(scratch / "root", writable=writable, files=files, tmp="512m")
     for name, text in stage.steps:
         if name == "COPY" and not text.startswith("--from"):
@@ -136,7 +136,7 @@ def build(stage: Stage, scratch: Path) -> None:
             for source in sources:
                 if source not in allowed:
                     raise ProofError(f"COPY {source}: .dockerignore keeps it out")
-                # A folder's content goes to the target, a file goes into it.
+                # COPY copies a folder's content, but a file itself.
                 to = target if (PROJECT / source).is_dir() else f"{target}/{source}"
                 copy(PROJECT / source, scratch / "src" / to)
         elif name == "RUN":
@@ -145,7 +145,7 @@ def build(stage: Stage, scratch: Path) -> None:
 
 
 def find_uv() -> Path:
-    """Find the uv that the build stage would copy from its image."""
+    """Find a uv instead of the one that the build stage copies."""
     found = shutil.which("uv") or shutil.which(OWN_UV)
     if found is None:
         raise ProofError("there is no uv: neither on PATH nor in .uv/bin, where `make env` puts it")
@@ -153,7 +153,7 @@ def find_uv() -> Path:
 
 
 def finish(stage: Stage, scratch: Path) -> None:
-    """Run what the final stage runs, which may change Python's own modules."""
+    """Run the final stage's steps, which may change the standard library."""
     prepare = mounts(scratch / "root", writable=[MODULES], files={MODULES: scratch / "modules"})
     for command in stage.texts("RUN"):
         run_step(command, prepare, scratch, {"PATH": PATH})
@@ -162,19 +162,19 @@ def finish(stage: Stage, scratch: Path) -> None:
 def run_step(
     command: str, prepare: Sequence[str], scratch: Path, environment: dict[str, str]
 ) -> None:
-    """Run one step of a stage in a root of its own."""
+    """Run a step of a stage in its root."""
     say(f"build: {command}")
     run_inside([*prepare, enter(scratch / "root", environment, ["sh", "-c", command])])
 
 
 def enter(root: Path, environment: dict[str, str], words: Sequence[str]) -> str:
-    """Write the shell line that becomes a program inside a root, with these variables only."""
+    """Return the shell line that executes a program inside a root, with only these variables."""
     variables = [f"{name}={value}" for name, value in (MOVED | environment).items()]
     return f"exec chroot {root} env -i {shlex.join([*variables, *words])}"
 
 
 def copy(source: Path, target: Path) -> None:
-    """Copy a file or folder of the context, without what .dockerignore leaves out of folders."""
+    """Copy a file or folder of the context, except ignored files."""
     if source.is_dir():
         shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", "*.py[cod]"))
     else:
@@ -182,7 +182,7 @@ def copy(source: Path, target: Path) -> None:
 
 
 def run_inside(lines: Sequence[str]) -> None:
-    """Run shell lines in a mount namespace of their own."""
+    """Run shell lines in a new mount namespace."""
     done = subprocess.run(
         ["unshare", "--mount", "--pid", "--fork", "sh", "-c", "\n".join(lines)],
         check=False,
@@ -193,7 +193,7 @@ def run_inside(lines: Sequence[str]) -> None:
 
 
 def check_tree(tree: Path) -> None:
-    """See that the tree is compiled, and holds neither tests nor what it was built with."""
+    """Check that the tree is compiled, and contains no tests and no build tools."""
     unwanted = [
         name
         for name in ("pytest", "mypy", "ruff", "uv", "hatchling")
@@ -210,7 +210,7 @@ def check_tree(tree: Path) -> None:
 
 
 def check_machine_code(package: Path) -> None:
-    """See that what `pyproject.toml` lists to be compiled is there so."""
+    """Check that the modules in `pyproject.toml` are compiled."""
     hooks = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     modules = hooks["targets"]["wheel"]["hooks"]["mypyc"]["include"]
     plain = [
@@ -224,14 +224,14 @@ def check_machine_code(package: Path) -> None:
 
 
 def check_modules(modules: Path) -> None:
-    """See that Python's own modules are compiled."""
+    """Check the bytecode of the standard library."""
     check_compiled(modules)
     size = compressed_bytes(modules.rglob("*.pyc"))
     say(f"compiled modules of Python: {size / 1e6:.1f} MB compressed")
 
 
 def check_compiled(folder: Path) -> None:
-    """See that every module has been compiled, into files that no change of times outdates."""
+    """Check that every module has bytecode that does not depend on file times."""
     compiled = {
         path.parent.parent / path.name.partition(".")[0]
         for path in folder.rglob("*.pyc")
@@ -243,7 +243,7 @@ def check_compiled(folder: Path) -> None:
 
 
 def compressed_bytes(files: Iterable[Path]) -> int:
-    """Measure files as they are sent to and from a registry."""
+    """Return the compressed size, as in a registry."""
     with tempfile.TemporaryFile() as layer:
         with tarfile.open(fileobj=layer, mode="w:gz", compresslevel=6) as tar:
             for path in sorted(files):
@@ -252,7 +252,7 @@ def compressed_bytes(files: Iterable[Path]) -> int:
 
 
 def mounted_files(role: str, folder: Path) -> dict[str, Path]:
-    """Write what a pod mounts: the rendered config and a file for each secret."""
+    """Write the files that a pod mounts: the rendered config and the secrets."""
     for path in secret_files(deployment(MINIMAL, role)["spec"]["template"]):
         file = folder / Path(path).relative_to(MOUNTED)
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -264,7 +264,7 @@ def mounted_files(role: str, folder: Path) -> dict[str, Path]:
 
 @contextmanager
 def started(stage: Stage, role: str, scratch: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a role as the image does, with the variables that the chart gives it."""
+    """Start a role as the image does, with the chart's variables."""
     user, _, group = stage.texts("USER")[-1].partition(":")
     files = {
         "/opt/app": scratch / "opt" / "app",
@@ -285,7 +285,7 @@ def started(stage: Stage, role: str, scratch: Path) -> Iterator[subprocess.Popen
         "ip link set lo up",
         f"mount -o remount,ro {root}",
         f"cd {root}/tmp",
-        # As in a container the program is process 1 of its namespace.
+        # As in a container, the program is process 1 of its namespace.
         enter(root, environment, words),
     ]
     namespaces = ["--mount", "--pid", "--fork", "--net", "--kill-child"]
@@ -293,7 +293,7 @@ def started(stage: Stage, role: str, scratch: Path) -> Iterator[subprocess.Popen
     try:
         yield process
     finally:
-        # Not only `unshare`: the change of user has parted the program from its parent's end.
+        # Kill the program itself, because after the change of user it does not end with `unshare`.
         if process.poll() is None:
             with suppress(IndexError, OSError):
                 os.kill(inner_pid(process), signal.SIGKILL)
@@ -302,13 +302,13 @@ def started(stage: Stage, role: str, scratch: Path) -> Iterator[subprocess.Popen
 
 
 def inner_pid(process: subprocess.Popen[bytes]) -> int:
-    """Find the program behind `unshare`."""
+    """Return the process id of the program under `unshare`."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     return int(children[0])
 
 
 def is_healthy(stage: Stage, pid: int) -> bool:
-    """Ask the image's own health check, inside, as the image's user."""
+    """Run the image's health check inside, as the image's user."""
     user, _, group = stage.texts("USER")[-1].partition(":")
     inside = ["nsenter", "--target", str(pid), "--mount", "--net", "--root", "--wd"]
     done = subprocess.run(
@@ -322,7 +322,7 @@ def is_healthy(stage: Stage, pid: int) -> bool:
 
 
 def wait_until_healthy(stage: Stage, process: subprocess.Popen[bytes]) -> int:
-    """Wait for the health check to pass and return the program's process id."""
+    """Wait until the health check passes, and return the program's process id."""
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         if process.poll() is not None:
@@ -336,7 +336,7 @@ def wait_until_healthy(stage: Stage, process: subprocess.Popen[bytes]) -> int:
 
 
 def prove_role(stage: Stage, role: str, scratch: Path) -> None:
-    """See a role healthy by the image's own check, unable to write, and ending clean."""
+    """Check that a role becomes healthy, cannot write, and stops cleanly."""
     user = stage.texts("USER")[-1].partition(":")[0]
     since = time.monotonic()
     with started(stage, role, scratch) as process:
@@ -360,7 +360,7 @@ def prove_role(stage: Stage, role: str, scratch: Path) -> None:
 
 
 def main() -> int:
-    """Build, look at the tree, start each role."""
+    """Build, check the tree, and start each role."""
     if os.geteuid() != 0 or not shutil.which("unshare"):
         say("image-proof needs Linux, root and util-linux: it mounts a root of its own")
         return 2

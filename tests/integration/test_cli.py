@@ -308,7 +308,7 @@ async def test_a_broker_that_stops_ends_a_command_with_a_sentence(amqp_url: str)
             await connection.transport.connection.close()
             await replies.get(fail=False)
 
-    with pytest.raises(BrokerError, match="the broker closed the connection"):
+    with pytest.raises(BrokerError, match="the broker ended the connection"):
         await ask_when_it_has_ended()
 
 

@@ -287,7 +287,7 @@ async def test_a_worker_that_may_not_join_stands_alone_and_says_so(
     (warning,) = ears.heard("peers_not_joined")
     assert warning["exchange"] == f"{queue}.workers"
     assert "received 'fanout' but current is 'topic'" in warning["why"]
-    assert "delete an exchange of that name" in warning["remedy"]
+    assert "delete an exchange of this name" in warning["remedy"]
     assert "worker.coordination" in warning["remedy"]
 
 

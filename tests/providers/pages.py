@@ -1,4 +1,4 @@
-"""Writes the generated parts of docs/providers: requests, answers, webhooks and the index.
+"""Generates parts of docs/providers: requests, answers, webhooks and the index.
 
 python -m tests.providers.pages
 """
@@ -23,11 +23,11 @@ from tests.markdown import table
 PROJECT: Final = Path(__file__).parents[2]
 FOLDER: Final = PROJECT / "docs" / "providers"
 INDEX: Final = FOLDER / "README.md"
-# Each has a page; the other documents describe `generic`.
+# Each preset has a page, except `generic`, which the other documents describe.
 SERVICES: Final = tuple(preset for preset in PRESETS if preset != "generic")
-# The number is from a range that is reserved for fiction.
+# The number is reserved for fiction.
 BODY: Final = json.dumps({"to": "+447700900123", "from": "Acme", "text": "Your code is 1234"})
-# The package with each service's own client, which tests/services holds against our preset.
+# Package of each service's official client, with which tests/services tests the preset.
 CLIENTS: Final[dict[Preset, str]] = {
     "twilio": "twilio",
     "vonage": "vonage",
@@ -48,12 +48,12 @@ def page_of(preset: Preset) -> Path:
 
 
 def yaml_blocks(text: str) -> list[str]:
-    """Return the YAML blocks of a page; each is a part of config.yaml."""
+    """Return the YAML blocks of a page, each a part of config.yaml."""
     return _BLOCK.findall(text)
 
 
 def settings_of(block: str, folder: Path) -> Settings:
-    """Load a block as the bridge does, the secret files that it names below a folder of ours."""
+    """Load a block as the bridge does, with its secret files in a temporary folder."""
     for name in re.findall(r"/run/secrets/([a-z-]+)", block):
         (folder / name).write_text("a-secret", encoding="utf-8")
     config = folder / "config.yaml"
@@ -62,25 +62,25 @@ def settings_of(block: str, folder: Path) -> Settings:
 
 
 def title_of(preset: Preset) -> str:
-    """Return what a page calls its service."""
+    """Return the service's name on a page."""
     return page_of(preset).read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
 
 
 def rendering_of(preset: Preset, folder: Path) -> Rendering:
-    """Render the example with the settings that a page tells people to set."""
+    """Render the example with the settings of a page."""
     first = yaml_blocks(page_of(preset).read_text(encoding="utf-8"))[0]
     return render(settings_of(first, folder), BODY)
 
 
 def request_part(rendering: Rendering) -> str:
-    """Show what is posted, as `sms-bridge check --render` prints it."""
+    """Show the request, as `sms-bridge check --render` prints it."""
     headers = (f"{name}: {value}" for name, value in rendering.headers.items())
     lines = ["```text", f"POST {rendering.url}", *headers, "", rendering.body, "```"]
     return "\n".join(lines)
 
 
 def answers_part(rendering: Rendering, title: str) -> str:
-    """Make the table of the documented answers, and link to the service's other error codes."""
+    """Make the table of documented answers, with a link to other error codes."""
     shown = table(
         ("Meaning", "Status", "Code", "Result"),
         (
@@ -97,13 +97,13 @@ def answers_part(rendering: Rendering, title: str) -> str:
 
 
 def in_words(becomes: str) -> str:
-    """Write a result as prose; the command puts the reason after a colon."""
+    """Format a result as text. The command puts the reason after a colon."""
     text = re.sub(r": (\w+)$", r" with the reason `\1`", becomes)
     return text[:1].upper() + text[1:].replace(", then dead", ", then a dead")
 
 
 def webhooks_part(preset: Preset) -> str:
-    """Make the table of the service's documented webhooks and their events."""
+    """Make the table of documented webhooks and their events."""
     endpoint = EndpointSettings.model_validate({"path": "/webhooks", "preset": preset})
     return table(
         ("Event", "Service's type", "Published as"),
@@ -146,7 +146,7 @@ def index_part(folder: Path) -> str:
 
 
 def repeats_part() -> str:
-    """Make the table of how each service repeats a webhook that is not answered 200."""
+    """Make the table of the services' repeats of webhooks that are not answered 200."""
     return table(
         ("Service", "When the service repeats a webhook", "How the bridge answers"),
         (_repeats_row(preset) for preset in SERVICES),
@@ -206,17 +206,17 @@ def _locked_version(package: str) -> str:
 
 
 def as_code(text: str | None) -> str:
-    """Write a code, or that there is none."""
+    """Format a code, or its absence."""
     return f"`{text}`" if text else "-"
 
 
 def with_part(text: str, name: str, part: str) -> str:
-    """Put what is made in its place in a page."""
+    """Replace the generated part of a page."""
     return markdown.with_part(text, name, part, target="provider-pages")
 
 
 def pages(folder: Path) -> dict[Path, str]:
-    """Make every page anew, by path; `folder` is where files of secrets may be put."""
+    """Generate every page, by path. `folder` is for secret files."""
     made = {}
     for preset in SERVICES:
         rendering = rendering_of(preset, folder)

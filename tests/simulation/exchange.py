@@ -1,4 +1,4 @@
-"""A fanout exchange for workers on one event loop: messages arrive later, or never."""
+"""A simulated fanout exchange, which delays and loses messages."""
 
 import asyncio
 import random
@@ -20,7 +20,7 @@ class _Wire:
 
 
 class Exchange:
-    """Carries the messages of each worker to all others, after up to twice the latency."""
+    """Delivers the messages of each worker to all others, after up to twice the latency."""
 
     def __init__(
         self,
@@ -36,14 +36,14 @@ class Exchange:
         self.carried = 0
         self._latency_seconds = latency_seconds
         self._spread = spread
-        # Messages of one worker stay in their order.
+        # Messages of one worker stay in order.
         self._under_way: dict[str, deque[tuple[bytes, str | None]]] = defaultdict(deque)
-        # Which messages are lost on the way, by their sender and themselves.
+        # Decides which messages are lost, by sender and message.
         self.loses: Callable[[str, Message], bool] = lambda _sender, _message: False
         self.published: list[tuple[str, Message]] = []
 
     def carry(self, body: bytes, queue: str | None) -> None:
-        """Carry a message to all, its sender included, or to one worker's queue."""
+        """Deliver a message to all workers, including the sender, or to one worker's queue."""
         read = read_message(body)
         assert read is not None
         self.published.append(read)
@@ -63,7 +63,7 @@ class Exchange:
 
 
 class Member:
-    """A worker's place on a simulated exchange, in the place of `ClusterExchange`."""
+    """A worker's connection to the simulated exchange, instead of `ClusterExchange`."""
 
     def __init__(
         self,
@@ -78,30 +78,30 @@ class Member:
 
     @property
     def queue(self) -> str:
-        """The name of its queue."""
+        """Name of the worker's queue."""
         return self.membership.queue_name(self.membership.worker_id, self.membership.joins)
 
     def join(self) -> None:
-        """Receive and publish from now on."""
+        """Start to receive and publish."""
         self._exchange.members.append(self)
         self.membership.joins += 1
         self.cluster.join(_Wire())
 
     def fall_silent(self) -> None:
-        """Neither receive nor publish any more, as a worker that is killed."""
+        """Stop receiving and publishing, like a killed worker."""
         self.membership.lose()
         if self in self._exchange.members:
             self._exchange.members.remove(self)
 
     async def keep_publishing(self) -> None:
-        """Publish at once, until cancelled."""
+        """Publish without delay until cancelled."""
         while True:
             while (unpublished := self.membership.next_unpublished()) is not None:
                 self._exchange.carry(*unpublished)
             await self.membership.until_unpublished(3600)
 
     async def keep_ticking(self) -> None:
-        """Look after peers and parts each second, until cancelled."""
+        """Tick every second until cancelled."""
         while True:
             await asyncio.sleep(TICK_SECONDS * self._exchange.chance.uniform(0.99, 1.05))
             if not self.membership.is_up:
@@ -109,14 +109,14 @@ class Member:
             try:
                 self.cluster.tick()
             except BrokerError:
-                # As a worker does of which too many messages were lost in a row.
+                # Like a worker that has lost too many messages in a row.
                 self.fall_silent()
                 await asyncio.sleep(JOIN_AGAIN_SECONDS)
                 self.join()
 
 
 def start(coroutine: Coroutine[Any, Any, Any], tasks: "set[asyncio.Task[Any]]") -> None:
-    """Run a coroutine in a task that is kept."""
+    """Run a coroutine in a task, and keep a reference."""
     task = asyncio.get_running_loop().create_task(coroutine)
     tasks.add(task)
     task.add_done_callback(tasks.discard)

@@ -1,4 +1,4 @@
-"""The queue that workers share, with a retry ladder of any delay."""
+"""The simulated queue of the workers, with retries after any delay."""
 
 import asyncio
 import itertools
@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 
 class Message(NamedTuple):
-    """One message, and what its copies say of it."""
+    """A message, and the headers of its copies."""
 
     key: str
     sender: str
@@ -18,24 +18,24 @@ class Message(NamedTuple):
 
 
 class Consumer(Protocol):
-    """What the queue sees of a worker."""
+    """The queue's view of a worker."""
 
     @property
     def has_room(self) -> bool:
-        """Whether the prefetch is not used up."""
+        """Whether the prefetch allows another message."""
 
     @property
     def cancelled_consumers(self) -> int:
-        """How many consumers of it have been cancelled and have something to ack."""
+        """Number of the worker's cancelled consumers with unacked messages."""
 
     def take(self, message: Message) -> None:
         """Process a message."""
 
 
 class Queue:
-    """A quorum queue that gives each consumer as many messages as its prefetch, in turn.
+    """A quorum queue that gives each consumer messages in turn, up to its prefetch.
 
-    It goes on counting a consumer that is cancelled while what it was given is not acked.
+    A cancelled consumer counts until its messages are acked.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -43,27 +43,27 @@ class Queue:
         self._ready: deque[Message] = deque()
         self._consumers: deque[Consumer] = deque()
         self._serials = itertools.count(1)
-        # How many have been settled so.
+        # Number of settled messages, by outcome.
         self.sent = 0
         self.dead = 0
 
     @property
     def ready(self) -> int:
-        """How many messages wait."""
+        """Number of ready messages."""
         return len(self._ready)
 
     @property
     def consumers(self) -> int:
-        """How many consumers it counts."""
+        """Number of consumers that the queue counts."""
         return len(self._consumers) + sum(one.cancelled_consumers for one in self._consumers)
 
     def publish(self, number: int, sender: str = "A") -> None:
-        """Put messages into the queue."""
+        """Publish messages."""
         self._ready.extend(Message(f"m{next(self._serials)}", sender) for _ in range(number))
         self.hand_out()
 
     def put_back(self, message: Message, *, seconds: float = 0) -> None:
-        """Have a message come again after some time."""
+        """Return a message to the queue after a delay."""
         if seconds:
             self._loop.call_later(seconds, self.put_back, message)
         else:
@@ -71,7 +71,7 @@ class Queue:
             self.hand_out()
 
     def redeliver(self, messages: Iterable[Message]) -> None:
-        """Give others what a worker held that is gone."""
+        """Redeliver the messages of a worker that has ended."""
         self._ready.extendleft(message._replace(redelivered=True) for message in messages)
         self.hand_out()
 
@@ -82,7 +82,7 @@ class Queue:
             self._consumers.remove(worker)
 
     def hand_out(self) -> None:
-        """Give what waits to those who have room."""
+        """Deliver ready messages to consumers with room."""
         idle = 0
         while self._ready and idle < len(self._consumers):
             worker = self._consumers[0]

@@ -1,6 +1,6 @@
-"""Workers on a clock that leaps: what a revoked key costs them, and how they keep a shared limit.
+"""Simulates workers: the cost of a revoked key, and the accuracy of a shared rate limit.
 
-Run it with `make simulate`. Where chance decides anything, the seed is given.
+Run it with `make simulate`. The seed makes random decisions reproducible.
 """
 
 import argparse
@@ -16,13 +16,13 @@ from tests.simulation.world import World
 SLOTS: Final = 10
 MESSAGES: Final = 5000
 REVOKED_SECONDS: Final = 60.0
-# How long each number of workers runs.
+# Seconds for each number of workers.
 PHASE_SECONDS: Final = 15.37
-# For how long it is counted what the exchange hands out: two beats of however many workers.
+# Seconds during which messages of the exchange are counted: two heartbeats.
 COUNTED_SECONDS: Final = 2.0 * MAX_HEARTBEAT_SECONDS
 BURST_SECONDS: Final = 0.05
-# By how much timers and requests are late on average, on an idle machine and on a busy one; the
-# latter is played for as many workers as fit on one.
+# Average delay of timers and requests, on an idle and on a busy machine. The busy one runs as many
+# workers as fit on one machine.
 IDLE_SECONDS: Final = 0.0
 BUSY_SECONDS: Final = 0.01
 MOST_BUSY: Final = 8
@@ -47,7 +47,7 @@ def revoked_key(workers: int, *, slots: int = SLOTS, seed: int = 1) -> tuple[int
 
 
 class Used(NamedTuple):
-    """What share of a limit was used."""
+    """Used share of a limit."""
 
     fullest_second: float
     fullest_come_in: float
@@ -55,10 +55,10 @@ class Used(NamedTuple):
 
 
 def shared_limit(most: int, *, kill: bool, late_seconds: float, seed: int = 1) -> Used:
-    """Scale from 1 to 3, to 1 and to `most` workers, each eight of which add 100 to the limit."""
+    """Scale from 1 to 3, to 1 and to `most` workers. Every eight workers add 100 to the limit."""
     limit = 100 * max(1, most / 8)
     settings = {"per_second": limit, "burst": int(limit * BURST_SECONDS), "scope": "cluster"}
-    # So many that one worker alone can use the whole limit.
+    # Enough that one worker can use the whole limit.
     slots = max(20, int(limit / 10))
     world = World(seed=seed, limit=settings, concurrency=slots, late_seconds=late_seconds)
 
@@ -80,7 +80,7 @@ def shared_limit(most: int, *, kill: bool, late_seconds: float, seed: int = 1) -
 
 
 def handed_out(workers: int, *, seed: int = 1) -> float:
-    """Return how many messages a second the exchange hands out while nothing happens."""
+    """Return the exchange's messages per second while nothing happens."""
     world = World(seed=seed)
     counts = []
 
@@ -100,7 +100,7 @@ def say(line: str = "") -> None:
 
 
 def main() -> None:
-    """Print both for some numbers of workers."""
+    """Print both for several numbers of workers."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, nargs="+", default=[3, 8, 100])
     parser.add_argument("--seed", type=int, default=1)

@@ -1,4 +1,4 @@
-"""The SMS service: it answers after some milliseconds, and remembers when what was posted."""
+"""The simulated SMS service, which answers after some milliseconds and records all POSTs."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,7 +10,7 @@ POST_SECONDS: Final = 0.02
 
 
 class Post(NamedTuple):
-    """One request: when it left, and when the service saw it come in."""
+    """A request: when the worker sent it, and when the service received it."""
 
     at: float
     arrived_at: float
@@ -20,7 +20,7 @@ class Post(NamedTuple):
 
 
 class Service:
-    """The SMS service; `answer` says what a worker hears at a moment, None for no connection."""
+    """The SMS service. `answer` returns the answer at a time, or None for no connection."""
 
     def __init__(self) -> None:
         self.answer: Callable[[int, float], tuple[int, float | None] | None] = lambda *_: (
@@ -28,11 +28,11 @@ class Service:
             None,
         )
         self.posts: list[Post] = []
-        # How long a request is on its way.
+        # Latency of a request.
         self.way_seconds: Callable[[], float] = lambda: 0.0
 
     async def take(self, worker: int, sender: str) -> Answer:
-        """Answer a request of a worker."""
+        """Answer a worker's request."""
         now = asyncio.get_running_loop().time()
         said = self.answer(worker, now)
         await asyncio.sleep(POST_SECONDS)

@@ -1,4 +1,4 @@
-"""One worker: what `bridge.worker.worker` does with the same objects, without a broker."""
+"""A worker with the objects of `bridge.worker.worker`, without a broker."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,7 @@ _SESSION: Final = _Session()
 
 
 class Worker:
-    """Takes messages of a queue to a service, as one of several; `setup` names its own."""
+    """A worker between a queue and a service. `setup` identifies its settings."""
 
     def __init__(
         self,
@@ -89,16 +89,15 @@ class Worker:
         self.tasks: set[asyncio.Task[Any]] = set()
         self._is_stopping = False
 
-    # What the account sees of the sender
+    # Interface of the sender
 
     async def send(self, request: SendRequest, _delivery: Delivery) -> Answer:
-        """POST a request."""
         return await self._service.take(self.number, request.sender)
 
     # Life
 
     async def run(self) -> None:
-        """Join, and consume until cancelled."""
+        """Join the cluster, and consume until cancelled."""
         is_first = not self._exchange.members
         self.member.join()
         start(self.member.keep_publishing(), self.tasks)
@@ -114,7 +113,7 @@ class Worker:
             self._changed.clear()
 
     def stop(self) -> None:
-        """Drain: take and send nothing new, give back what waits, let the rest end."""
+        """Drain: accept and send nothing new, return waiting messages, finish the rest."""
         self._is_stopping = True
         self.pauses.drain()
         self.breaker.leave()
@@ -126,7 +125,7 @@ class Worker:
         self._loop.call_later(1, self.kill)
 
     def kill(self) -> None:
-        """End at once; the broker gives what it held to others."""
+        """End at once. The broker redelivers the unacked messages."""
         self._is_stopping = True
         self.member.fall_silent()
         self._queue.register(self, is_consumer=False)
@@ -153,12 +152,12 @@ class Worker:
 
     @property
     def cancelled_consumers(self) -> int:
-        """How many consumers of it have been cancelled and have something to ack."""
+        """Number of cancelled consumers with unacked messages."""
         return sum(bool(given & self._held.keys()) for given in self._aside)
 
     @property
     def has_room(self) -> bool:
-        """Whether the prefetch is not used up."""
+        """Whether the prefetch allows another message."""
         aside = len(set().union(*self._aside)) if self._aside else 0
         return len(self._held) - aside < self._prefetch
 
@@ -181,7 +180,7 @@ class Worker:
 
     async def _process(self, message: Message) -> None:
         if message.redelivered:
-            # The worker that had it is gone, and its answer does not come.
+            # The previous worker has ended, and does not answer.
             await asyncio.sleep(self._redelivery_wait)
         delivery = make_delivery(
             message.key,

@@ -1,6 +1,6 @@
-"""Workers of one queue that come and go, on a clock that leaps: their code is the real one.
+"""Runs real worker code of one queue in simulated time.
 
-Simulated are the queue, the exchange on which they speak, and the SMS service.
+The queue, the workers' exchange and the SMS service are simulated.
 """
 
 import asyncio
@@ -20,9 +20,9 @@ SETUP: Final = "00" * 8
 
 
 class World(LeapingWorld):
-    """A queue, a service, and workers that come and go; times are since the begin.
+    """A queue, a service and a variable number of workers. Times are relative to the start.
 
-    On a busy machine timers and requests are `late_seconds` late, on average.
+    Timers and requests are `late_seconds` late on average.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class World(LeapingWorld):
     ) -> None:
         super().__init__()
         self.began = self.loop.time()
-        # What the workers themselves leave to chance.
+        # Random decisions of the workers.
         random.seed(seed)
         self.exchange = Exchange(self.loop, seed=seed)
         self.queue = Queue(self.loop)
@@ -52,7 +52,7 @@ class World(LeapingWorld):
 
     @property
     def sent(self) -> int:
-        """How many messages have been sent."""
+        """Number of sent messages."""
         return self.queue.sent
 
     @property
@@ -60,7 +60,7 @@ class World(LeapingWorld):
         return self.loop.time() - self.began
 
     def start(self, number: int = 1, *, setup: str = SETUP) -> list[Worker]:
-        """Start workers; the loop has to run."""
+        """Start workers. The loop must be running."""
         fresh = [
             Worker(
                 next(self._numbers),
@@ -78,14 +78,14 @@ class World(LeapingWorld):
         return fresh
 
     def scale(self, number: int, *, kill: bool = False) -> None:
-        """Have so many workers run."""
+        """Scale to a number of workers."""
         while len(self.workers) > number:
             worker = self.workers.pop()
             worker.kill() if kill else worker.stop()
         self.start(number - len(self.workers))
 
     def play(self, story: Coroutine[Any, Any, None]) -> None:
-        """Play a story, then end all workers."""
+        """Run a scenario, then end all workers."""
 
         async def whole() -> None:
             await story
@@ -96,7 +96,7 @@ class World(LeapingWorld):
         self.run(whole())
 
     def posts(self, status: int | None = None) -> list[float]:
-        """Return when requests came in, those that were answered so."""
+        """Return the times of requests with this answer."""
         return sorted(
             post.at - self.began
             for post in self.service.posts

@@ -102,5 +102,5 @@ async def test_a_bad_variable_of_opentelemetry_prevents_the_start(
     monkeypatch.setenv("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "many")
     settings = _settings(tracing={"otlp_endpoint": "http://127.0.0.1:9"})
 
-    with pytest.raises(ConfigError, match=r"tracing: a variable OTEL_\.\.\. .*many"):
+    with pytest.raises(ConfigError, match=r"tracing: an environment variable OTEL_\.\.\. .*many"):
         Bridge(settings, ["worker"])

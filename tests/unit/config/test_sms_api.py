@@ -238,7 +238,7 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"/to": None, "/text": "{text}"}, "/to: must be text or a number, or a list of them"),
     ({"/to": "{to}", "/text": "{txt}"}, "/text: holds an unknown placeholder; did you mean text?"),
     ({"/to": "{to}", "/text": "{text"}, "/text: holds a { or } that belongs to no placeholder"),
-    ({"/to": "{to:5}", "/text": "{text}"}, "/to: holds {to:...}; nothing can stand behind its"),
+    ({"/to": "{to:5}", "/text": "{text}"}, "/to: holds {to:...}; it takes no argument"),
     ({"/to": "{to}", "/text": "{text}{key:9}"}, "/text: {key:N} needs a length N from 20 to"),
     ({"/to": "{to}", "/text": "{text}{encoding:a}"}, "/text: holds {encoding:...} without two"),
     ({"/text": "{text}"}, "no field holds {to}; say where the service wants it"),

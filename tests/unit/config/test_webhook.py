@@ -208,7 +208,7 @@ def test_a_signature_is_known_when_somebody_says_it(
         ),
         (
             {"endpoints": [OTHER | {"event_type_pointers": []}]},
-            "webhook.endpoints.0: event_type_pointers: is empty, and there is no event_type; say",
+            "webhook.endpoints.0: event_type_pointers: is empty, and there is no event_type; set",
         ),
         (
             {"event_type_pointers": ["type"]},

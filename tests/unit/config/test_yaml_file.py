@@ -20,8 +20,8 @@ from tests.unit.config.conftest import Faults, Load
         ("worker:\n  queue: a\n bad: b\n", "line 3: is not YAML for one configuration"),
         ("worker: {queue: a,\n  queue: b}", "line 2: the key `queue` appears twice; keep one"),
         ("worker:\n  {{ queue }}: a\n", "line 2: a list or a map cannot be a key"),
-        ("worker: {queue: 2026-13-45}", "is not YAML: it holds an impossible character, date"),
-        ("worker: {queue: \0}", "is not YAML: it holds an impossible character"),
+        ("worker: {queue: 2026-13-45}", "is not YAML: it contains an invalid character, date"),
+        ("worker: {queue: \0}", "is not YAML: it contains an invalid character"),
         ("worker: {}\n---\nworker: {}\n", "line 2: is not YAML for one configuration"),
         ("- worker", "must hold sections"),
         ("1: 2", "the top, line 1: unknown key"),
@@ -79,17 +79,20 @@ def _bomb(line: str, count: int) -> str:
 
 
 BOMBS: dict[str, tuple[str, str]] = {
-    "flow": ("worker: " + "[" * 100_000, "line 1: lies more than 20 levels deep"),
-    "maps": ("{a: " * 50_000, "line 1: lies more than 20 levels deep"),
-    "block": ("".join(f"{' ' * n}a:\n" for n in range(600)), "line 20: lies more than 20 levels"),
-    "dashes": ("- " * 100_000 + "x", "line 1: lies more than 20 levels deep"),
+    "flow": ("worker: " + "[" * 100_000, "line 1: is nested more than 20 levels deep"),
+    "maps": ("{a: " * 50_000, "line 1: is nested more than 20 levels deep"),
+    "block": (
+        "".join(f"{' ' * n}a:\n" for n in range(600)),
+        "line 20: is nested more than 20 levels",
+    ),
+    "dashes": ("- " * 100_000 + "x", "line 1: is nested more than 20 levels deep"),
     "aliases": (_bomb("x{0}: &x{0} [{1}]\n", 60), "holds more than 10,000 values"),
     "merges": (
         "x0: &x0 {a: 1}\n"
         + "".join(f"x{n}: &x{n} {{<<: [*x{n - 1}, *x{n - 1}]}}\n" for n in range(1, 60)),
         "holds more than 10,000 values",
     ),
-    "in itself": ("worker: &a {queue: *a}", "line 1: an alias (*) stands inside of what it names"),
+    "in itself": ("worker: &a {queue: *a}", "line 1: an alias (*) is inside the value"),
     "values": ("worker: {retry_delays: [" + "1s," * 20_000 + "]}", "holds more than 10,000 values"),
     "size": ("worker: {queue: " + "x" * 300_000 + "}", "is larger than 256 KiB"),
     "keys": ("worker:\n" + "".join(f"  k{n}: 1\n" for n in range(4000)), "worker, line 2: unknown"),

@@ -24,9 +24,9 @@ WITHOUT_URGENT = WorkerSettings(retry_delays=(5,), urgent_queue=None)
         ({}, []),
         ({"arguments": {}, "type": "classic"}, ["x-queue-type is not set instead of quorum: a cl"]),
         ({"durable": False}, ["durable is False instead of True: it is gone after a restart"]),
-        ({"auto_delete": True}, ["it is deleted with its last consumer"]),
+        ({"auto_delete": True}, ["it is deleted with its messages when its last consumer ends"]),
         ({"exclusive": True}, ["it is gone with the connection that declared it"]),
-        ({"x-expires": 60_000}, ["x-expires is 60000: it is deleted, messages and all"]),
+        ({"x-expires": 60_000}, ["x-expires is 60000: it is deleted with its messages"]),
         ({"x-message-ttl": 5000}, ["messages are dropped after 5 s"]),
         (
             {"x-message-ttl": 5000, "x-dead-letter-exchange": ""},
@@ -82,7 +82,7 @@ def test_a_queue_of_our_own_has_to_be_as_it_is_needed() -> None:
     [
         ({}, []),
         ({"type": "fanout"}, ["type is fanout instead of topic: it routes by its own rules"]),
-        ({"durable": False}, ["it is gone, bindings and all"]),
+        ({"durable": False}, ["a restart of the broker deletes it and its bindings"]),
         ({"auto_delete": True}, ["with its last binding"]),
         ({"internal": True}, ["no client may publish to it"]),
         ({"arguments": {"alternate-exchange": "x"}}, ["count as stored"]),
