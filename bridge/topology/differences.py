@@ -92,7 +92,7 @@ def compare_queue(needed: Queue, facts: QueueFacts) -> Iterator[Difference]:
         return
     for key in _differing(found, wanted):
         if needed.use == "own":
-            text = f"{key} is {_value(found, key)} and has to be {_value(wanted, key)}"
+            text = f"{key} is {_value(found, key)} and must be {_value(wanted, key)}"
             yield Difference(needed, "different", text, RECREATE)
         else:
             rule = _COSTS.get(key)

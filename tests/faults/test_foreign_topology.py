@@ -104,7 +104,7 @@ async def test_our_own_queues_have_to_be_right(
     (why,) = told
     assert queue in why
     # The broker says `classic` of a queue that was declared without a type since RabbitMQ 4.0.
-    assert re.search("x-queue-type is (not set|classic) and has to be quorum", why)
+    assert re.search("x-queue-type is (not set|classic) and must be quorum", why)
     assert "delete and re-create it" in why
     assert len(live.logged("topology_usable")) == 1
 

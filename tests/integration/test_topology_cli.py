@@ -128,7 +128,7 @@ async def test_differences_are_told_one_by_one(
         "x-message-ttl",
         "x-overflow",
     }
-    assert any("x-message-ttl is 7000 and has to be 5000" in line for line in told)
+    assert any("x-message-ttl is 7000 and must be 5000" in line for line in told)
 
 
 async def test_verify_needs_the_broker_of_the_settings(

@@ -1,4 +1,4 @@
-"""The preset `android-sms-gateway` against the client of SMS Gateway for Android."""
+"""The preset `android-sms-gateway` and the client of SMS Gateway for Android."""
 
 import httpx
 from android_sms_gateway import APIClient, domain
@@ -29,7 +29,7 @@ def send(stub: Stub, message: Message) -> str | None:
 
 
 def code_of(_: Exception) -> None:
-    """Take no code: the gateway has none."""
+    """Return no code, because the gateway has none."""
 
 
 def key_in(request: Recorded) -> str:
@@ -38,7 +38,7 @@ def key_in(request: Recorded) -> str:
 
 
 def state(status: int, state: str) -> Told:
-    """Make the answer to a message, with the state it is in."""
+    """Make an answer with the state of a message."""
     recipient = {"phoneNumber": NUMBER, "state": state, "error": None}
     return in_json(
         status,

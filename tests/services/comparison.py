@@ -1,7 +1,6 @@
-"""What a service's official client and our preset are compared by: what they send, what they read.
+"""Compares the requests and the reading of answers of a service's official client and the preset.
 
-Both post the same message to the stub. Ours goes the worker's way: the shape that the preset
-describes, and the transport to the SMS API.
+Both post the same message to the stub. The preset uses the worker's request shape and transport.
 """
 
 import json
@@ -23,17 +22,17 @@ from tests.services.stub import Recorded, Stub, Told, in_json
 
 ACCOUNT = "AC00000000000000000000000000000001"
 SECRET = "a-secret/with+odd=characters"
-# What of a key needs no percent.
+# Characters of a key that need no percent-encoding.
 VISIBLE = string.punctuation.replace("%", "")
-# From the ranges that are kept for fiction.
+# Numbers reserved for fiction.
 NUMBER = "+447700900123"
 LONG = "Your code is 123456. Do not tell it to anybody, whoever asks you for it. " * 12
 
 
 class Message(NamedTuple):
-    """One text to one number; without a key, the worker makes one up.
+    """A text to a number. Without a key, the worker generates one.
 
-    `is_gsm7`, for the services that want to be told: every character is in GSM 03.38's tables.
+    `is_gsm7`: every character is in the tables of GSM 03.38, which some requests state.
     """
 
     text: str = "Your code is 123456."
@@ -44,12 +43,12 @@ class Message(NamedTuple):
 
     @property
     def to_digits(self) -> str:
-        """The number, for services that want no plus."""
+        """The number without a plus."""
         return self.to.removeprefix("+")
 
     @property
     def sender_digits(self) -> str:
-        """The sender, for services that want no plus before one that is a number."""
+        """The sender, without a plus if it is a number."""
         return self.sender.removeprefix("+")
 
 
@@ -67,11 +66,11 @@ MESSAGES: Mapping[str, Message] = {
     "another number": Message(to="+12025550123"),
     "no key": Message(key=None),
     "a key with signs": Message(key="a b/ü&=%+"),
-    # As long as AMQP lets a message_id be.
+    # The maximum length of an AMQP message_id.
     "a long key": Message(key="order-7:" + "x" * 247),
 }
 
-# Headers that may differ, each with the reason.
+# Headers that may differ, with the reason.
 OWN_HEADERS: Mapping[str, str] = {
     "accept": "without it these APIs answer in JSON, or as Infobip in the form of the request",
     "accept-encoding": "the transport decompresses nothing, and says so",
@@ -87,7 +86,7 @@ def said(request: Recorded, but: Mapping[str, str]) -> dict[str, Any]:
         for name, value in request.headers.items()
         if name not in OWN_HEADERS and not name.startswith(tuple(but))
     }
-    # JSON is UTF-8 (RFC 8259, 8.1), a form ASCII, whatever is said beside it.
+    # JSON is always UTF-8 (RFC 8259, 8.1), and a form ASCII, whatever charset is stated.
     headers["content-type"] = request.media_type
     return {
         "method": request.method,
@@ -99,7 +98,7 @@ def said(request: Recorded, but: Mapping[str, str]) -> dict[str, Any]:
 
 
 class Verdict(NamedTuple):
-    """What one side says of an answer: whether the message was taken, its id, the error's code."""
+    """The reading of an answer: whether the message was accepted, its id, the error code."""
 
     is_sent: bool
     provider_id: str | None = None
@@ -110,12 +109,11 @@ class Verdict(NamedTuple):
 class Service:
     """A service, and its official client.
 
-    `send` has the client post a message to the stub, returns the message's id, and raises what the
-    client raises, from which `code_of` takes the service's code. `own_headers` are those that the
-    client alone sends, by how they begin, and `otherwise` the answers of which we say something
-    else than the client: our fate, and why. `key_in` finds the key in our request, where the
-    service is told one that the client is to send as well; `also` are further answers, and what
-    each is to become.
+    `send` posts a message with the client and returns the message's id. It raises the client's
+    exceptions, from which `code_of` takes the service's code. `own_headers` are prefixes of headers
+    that only the client sends. `otherwise` are answers that the preset reads differently: fate and
+    reason. `key_in` finds the key in the preset's request, so that the client sends the same.
+    `also` are further answers with their fates.
     """
 
     preset: Preset
@@ -125,19 +123,19 @@ class Service:
     otherwise: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     api: Mapping[str, Any] = field(default_factory=dict)
     key_in: Callable[[Recorded], str] | None = None
-    # The longest key that the service takes.
+    # Maximum length of the service's key.
     key_characters: int = 0
     also: Mapping[str, tuple[Told, str]] = field(default_factory=dict)
-    # What the client makes of the answer to a wrong API key.
+    # The client's exception for a wrong API key.
     code_of_another_key: str | None = None
 
     @property
     def answers(self) -> dict[str, Told]:
-        """What the service may answer, by what it means."""
+        """Answers of the service, by meaning."""
         return answers(self.preset) | {name: told for name, (told, _) in self.also.items()}
 
     def settings(self, stub: Stub) -> SmsApiSettings:
-        """Make the settings with which the preset posts to the stub."""
+        """Make the preset's settings for the stub."""
         mine = {
             "preset": self.preset,
             "base_url": stub.url,
@@ -164,7 +162,7 @@ async def send_ours(service: Service, stub: Stub, message: Message) -> Answer:
 
 
 def by_code(preset: Preset, refusal: Callable[[str], Told]) -> dict[str, tuple[Told, str]]:
-    """Return a refusal with a code of each fate that a preset names, and that fate."""
+    """Return a refusal for each fate of the preset's codes."""
     fates: dict[str, str] = preset_settings(preset)["response"]["errors"]
     codes = {fate: code for code, fate in fates.items()}
     return {f"code {code}": (refusal(code), fate) for fate, code in codes.items()}

@@ -1,8 +1,7 @@
-"""The preset `httpsms`, whose service has no Python client, against what its own clients do.
+"""The preset `httpsms`, whose service has no Python client.
 
-Those are for Go and Node.js, and both do the same: `POST /v1/messages/send` with the key in
-`x-api-key`, JSON with `content`, `from`, `to` and `request_id`, and of the answer any 2xx, whose
-`data` is the message.
+Its clients for Go and Node.js send `POST /v1/messages/send` with the key in `x-api-key`, and JSON
+with `content`, `from`, `to` and `request_id`. They accept any 2xx, whose `data` is the message.
 """
 
 import json
@@ -18,7 +17,7 @@ from tests.services.stub import GUARD_SECONDS, Recorded, Stub, in_json
 
 
 class RefusedError(Exception):
-    """The service's clients take no status but a 2xx."""
+    """The service's clients only accept a 2xx."""
 
 
 def send(stub: Stub, message: Message) -> str | None:
@@ -36,11 +35,11 @@ def send(stub: Stub, message: Message) -> str | None:
 
 
 def code_of(_: Exception) -> None:
-    """Take no code: the service has none."""
+    """Return no code, because the service has none."""
 
 
 def key_in(request: Recorded) -> str:
-    """Find the key, which comes back in events."""
+    """Find the key, which events return."""
     key: str = request.document["request_id"]
     return key
 

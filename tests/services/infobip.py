@@ -1,4 +1,4 @@
-"""The preset `infobip` against Infobip's own client."""
+"""The preset `infobip` and Infobip's client."""
 
 import json
 from typing import Any
@@ -13,11 +13,11 @@ from tests.services.stub import GUARD_SECONDS, Recorded, Stub, Told, in_json
 
 
 class NotTakenError(Exception):
-    """Infobip answered 200, with a status of the message that is no yes."""
+    """Infobip answered 200, but the message's status is not accepted."""
 
 
 def send(stub: Stub, message: Message) -> str | None:
-    """Send with the client. Numbers go without their +, as in all of Infobip's examples."""
+    """Send with the client. Numbers have no +, as in all of Infobip's examples."""
     from infobip_api_client import (
         ApiClient,
         Configuration,
@@ -56,13 +56,13 @@ def code_of(error: Exception) -> str | None:
     code: str | None = None
     if error.data is not None:
         code = error.data.error_code
-    elif error.status == 429:  # It has no model for this one.
+    elif error.status == 429:  # The client has no model for it.
         code = json.loads(error.body)["errorCode"]
     return code
 
 
 def key_in(request: Recorded) -> str:
-    """Find the key, which comes back in delivery reports."""
+    """Find the key, which delivery reports return."""
     key: str = request.document["messages"][0]["destinations"][0]["messageId"]
     return key
 

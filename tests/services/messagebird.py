@@ -1,4 +1,4 @@
-"""The preset `messagebird` against MessageBird's own client."""
+"""The preset `messagebird` and MessageBird's client."""
 
 import messagebird
 from messagebird.client import ErrorException
@@ -30,13 +30,13 @@ def code_of(error: Exception) -> str | None:
 
 
 def key_in(request: Recorded) -> str:
-    """Find the key, which comes back in delivery reports."""
+    """Find the key, which delivery reports return."""
     key: str = request.document["reference"]
     return key
 
 
 def refusal(code: str, status: int = 422) -> Told:
-    """Make an answer that refuses, with a text that names the number."""
+    """Make a refusal whose text contains the number."""
     error = {"code": int(code), "description": f"{NUMBER} is wrong", "parameter": "recipient"}
     return in_json(status, {"errors": [error]})
 

@@ -1,4 +1,4 @@
-"""The preset `plivo` against Plivo's own client."""
+"""The preset `plivo` and Plivo's client."""
 
 import plivo
 import pytest
@@ -11,12 +11,12 @@ from tests.services.comparison import (
 )
 from tests.services.stub import GUARD_SECONDS, Stub, Told, in_json
 
-# The client wants 20 characters that begin so.
+# The client requires 20 characters with this prefix.
 AUTH_ID = "MA000000000000000001"
 
 
 def send(stub: Stub, message: Message, **options: str) -> str | None:
-    """Send with the client, whose address is a constant of its module."""
+    """Send with the client, whose address is a constant in its module."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("plivo.rest.client.PLIVO_API_BASE_URI", f"{stub.url}/v1/Account")
         with plivo.RestClient(AUTH_ID, SECRET, timeout=GUARD_SECONDS) as client:
@@ -29,7 +29,7 @@ def send(stub: Stub, message: Message, **options: str) -> str | None:
 
 
 def code_of(_: Exception) -> None:
-    """Take no code: the client raises the text of `error`."""
+    """Return no code, because the client only raises the text of `error`."""
 
 
 def refusal(status: int, error: str) -> Told:

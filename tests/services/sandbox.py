@@ -1,4 +1,4 @@
-"""The sandbox in a service's place, over TLS on loopback, for the service's own client."""
+"""The sandbox instead of a service, over TLS on loopback, for the service's client."""
 
 import socket
 import threading
@@ -18,7 +18,7 @@ from tests.services.stub import GUARD_SECONDS, Stub
 def played(
     service: Service, certificate: Path, *, key: str = SECRET
 ) -> Iterator[tuple[Stub, SandboxStore]]:
-    """Have the sandbox play a service that knows this key; where it is, and what it took."""
+    """Run the sandbox as a service with this key. Yields its URL and its messages."""
     app = create_app(key=key, preset=service.preset)
     config = uvicorn.Config(
         app,
@@ -26,11 +26,11 @@ def played(
         ssl_keyfile=certificate.with_name("key.pem"),
         log_config=None,
         ws="none",
-        # A client that keeps its connection would keep the server from ending.
+        # A kept-alive connection of the client would block the server's end.
         headers=[("Connection", "close")],
     )
     server = uvicorn.Server(config)
-    # Whoever connects before the server is up waits in the socket's queue.
+    # Connections before the server's start wait in the socket's queue.
     with socket.create_server(("127.0.0.1", 0)) as listening:
         host = f"127.0.0.1:{listening.getsockname()[1]}"
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})

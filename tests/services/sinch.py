@@ -1,4 +1,4 @@
-"""The preset `sinch` against Sinch's own client."""
+"""The preset `sinch` and Sinch's client."""
 
 from tests.services.comparison import (
     ACCOUNT,
@@ -44,7 +44,7 @@ def code_of(error: Exception) -> str | None:
 
 
 def key_in(request: Recorded) -> str:
-    """Find the key, which comes back in delivery reports."""
+    """Find the key, which delivery reports return."""
     key: str = request.document["client_reference"]
     return key
 

@@ -1,6 +1,6 @@
-"""A service's API that records what it is asked, and answers what it is told; on loopback, by TLS.
+"""A stub of a service's API, which records requests and sends given answers, over TLS on loopback.
 
-It runs in threads of its own, for most clients block while they wait.
+It runs in its own threads, because most clients block while they wait.
 """
 
 import json
@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
-# Hangs end here; nothing healthy comes near it, on a busy machine either.
+# Timeout for hanging requests, far above the time of healthy ones.
 GUARD_SECONDS = 30.0
 
 
 class Recorded(NamedTuple):
-    """One request, as it arrived; the names of headers are in lower case."""
+    """A recorded request, with header names in lower case."""
 
     method: str
     path: str
@@ -28,12 +28,12 @@ class Recorded(NamedTuple):
 
     @property
     def media_type(self) -> str:
-        """What the body is, without its parameters."""
+        """Media type of the body, without parameters."""
         return self.headers.get("content-type", "").partition(";")[0].strip()
 
     @property
     def document(self) -> Any:
-        """The body, decoded: JSON, or a form's values by their names, none of them twice."""
+        """The decoded body: JSON, or a form's values by name, without duplicates."""
         if self.media_type == "application/x-www-form-urlencoded":
             pairs = parse_qsl(
                 self.body.decode("ascii"), keep_blank_values=True, strict_parsing=True
@@ -45,7 +45,7 @@ class Recorded(NamedTuple):
 
 
 class Told(NamedTuple):
-    """What the stub answers, whatever it is asked."""
+    """The stub's answer to every request."""
 
     status: int
     body: bytes = b""
@@ -54,12 +54,12 @@ class Told(NamedTuple):
 
 
 def in_json(status: int, document: object) -> Told:
-    """Make an answer with a document."""
+    """Make a JSON answer."""
     return Told(status, json.dumps(document).encode())
 
 
 class Stub:
-    """The API's `url`, the `requests` that it was sent, and what it answers: `told`."""
+    """The API's `url`, its recorded `requests`, and its answer, `told`."""
 
     def __init__(self, host: str, certificate: Path) -> None:
         self.host = host
@@ -70,7 +70,7 @@ class Stub:
 
     @property
     def only(self) -> Recorded:
-        """The one request that was sent since the last call."""
+        """The only request since the last call."""
         (request,) = self.requests
         self.requests.clear()
         return request
@@ -93,7 +93,7 @@ def _handler(stub: Stub) -> type[BaseHTTPRequestHandler]:
             for name, value in told.headers.items():
                 self.send_header(name, value)
             self.send_header("Content-Length", str(len(told.body)))
-            # A connection that is kept could carry what is left of one test into the next.
+            # A kept-alive connection could carry data from one test to the next.
             self.send_header("Connection", "close")
             self.end_headers()
             self.wfile.write(told.body)
@@ -112,7 +112,7 @@ def serving(certificate: Path) -> Iterator[Stub]:
     context.load_cert_chain(certificate, certificate.with_name("key.pem"))
     server = ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
     server.daemon_threads = True
-    # The handshake is made by the thread that answers, so that nobody waits for another's.
+    # Each answering thread does its own handshake, so that connections do not wait for each other.
     server.socket = context.wrap_socket(
         server.socket, server_side=True, do_handshake_on_connect=False
     )

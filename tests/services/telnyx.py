@@ -1,4 +1,4 @@
-"""The preset `telnyx` against Telnyx's own client."""
+"""The preset `telnyx` and Telnyx's client."""
 
 from typing import Any
 
@@ -38,13 +38,13 @@ def code_of(error: Exception) -> str | None:
 
 
 def key_in(request: Recorded) -> str:
-    """Find the key, by which a repeat is known."""
+    """Find the key, by which a repeat is recognised."""
     key: str = request.headers["idempotency-key"]
     return key
 
 
 def refusal(code: str, status: int = 400) -> Told:
-    """Make an answer that refuses, with texts that name the number."""
+    """Make a refusal whose texts contain the number."""
     error = {
         "code": code,
         "title": f"{NUMBER} is wrong",

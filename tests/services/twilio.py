@@ -1,4 +1,4 @@
-"""The preset `twilio` against Twilio's own client."""
+"""The preset `twilio` and Twilio's client."""
 
 from twilio.base.exceptions import TwilioRestException, TwilioServiceException
 from twilio.http.http_client import TwilioHttpClient
@@ -33,7 +33,7 @@ def code_of(error: Exception) -> str | None:
 
 
 def refusal(code: str, status: int = 400) -> Told:
-    """Make an answer that refuses, with a text that names the number."""
+    """Make a refusal whose text contains the number."""
     more = f"https://www.twilio.com/docs/errors/{code}"
     message = f"The number {NUMBER} is wrong"
     return in_json(

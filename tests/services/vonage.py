@@ -1,4 +1,4 @@
-"""The preset `vonage` against Vonage's own client."""
+"""The preset `vonage` and Vonage's client."""
 
 from vonage import Auth, HttpClientOptions, Vonage
 from vonage_http_client.errors import HttpRequestError
@@ -40,13 +40,13 @@ def code_of(error: Exception) -> str | None:
 
 
 def key_in(request: Recorded) -> str:
-    """Find the key, which comes back in delivery reports."""
+    """Find the key, which delivery reports return."""
     key: str = request.document["client_ref"]
     return key
 
 
 def refusal(code: str, status: int = 422) -> Told:
-    """Make an answer that refuses, with texts that name the number."""
+    """Make a refusal whose texts contain the number."""
     page = "messages" if code.isdecimal() else ""
     return in_json(
         status,

@@ -1,4 +1,4 @@
-"""The preset `vonage-sms` against Vonage's own client."""
+"""The preset `vonage-sms` and Vonage's client."""
 
 import re
 
@@ -41,13 +41,13 @@ def code_of(error: Exception) -> str | None:
 
 
 def key_in(request: Recorded) -> str:
-    """Find the key, which comes back in delivery reports."""
+    """Find the key, which delivery reports return."""
     key: str = request.document["client-ref"]
     return key
 
 
 def parts(*statuses: str, count: int = 0) -> Told:
-    """Make an answer for a text in so many parts, of which only those that were taken have ids."""
+    """Make an answer for a text in several parts, of which only accepted parts have ids."""
     messages = [
         {"status": status, "message-id": f"0C{number}"}
         if status == "0"

@@ -30,7 +30,7 @@ WITHOUT_URGENT = WorkerSettings(retry_delays=(5,), urgent_queue=None)
         ({"x-message-ttl": 5000}, ["messages are dropped after 5 s"]),
         (
             {"x-message-ttl": 5000, "x-dead-letter-exchange": ""},
-            ["x-dead-letter-exchange is : what RabbitMQ", "dead-lettered after 5 s"],
+            ["x-dead-letter-exchange is : messages that RabbitMQ drops", "dead-lettered after 5 s"],
         ),
         ({"x-max-length": 9}, ["the oldest message is dropped"]),
         (
@@ -68,7 +68,7 @@ def test_a_queue_of_our_own_has_to_be_as_it_is_needed() -> None:
     facts = QueueFacts(name=needed.name, arguments=needed.arguments | {"x-message-ttl": 7000})
     (found,) = compare_queue(needed, facts)
 
-    assert found.text == "x-message-ttl is 7000 and has to be 5000"
+    assert found.text == "x-message-ttl is 7000 and must be 5000"
     assert "re-create it" in found.why
     assert [queue.use for queue in worker_topology(WITHOUT_URGENT).queues] == [
         "consumed",
