@@ -68,13 +68,13 @@ class Metric(NamedTuple):
 
 # Labels whose values come from settings or the environment.
 OPEN_LABELS: Final = {
-    "queue": "queues of the configuration",
-    "exchange": "exchanges of the configuration, and `default`",
-    "entity": "queues and exchanges of the configuration",
-    "route": "paths of the endpoints, the health path, `unmatched`",
-    "event_type": "`webhook.event_types`, `other`, `unknown`",
-    "version": "the version that runs",
-    "revision": "the commit of the image",
+    "queue": "the configured queues",
+    "exchange": "the configured exchanges, and `default`",
+    "entity": "the configured queues and exchanges",
+    "route": "the endpoints' paths, the health path, and `unmatched`",
+    "event_type": "the types in `webhook.event_types`, `other` and `unknown`",
+    "version": "the running version",
+    "revision": "the image's commit",
     "component": "`worker`, `webhook` or `all`",
 }
 
@@ -146,7 +146,7 @@ def labels_part(found: Iterable[Metric]) -> str:
                 shown,
                 code(sorted(names))
                 if label not in OPEN_LABELS
-                else "all metrics above that list it",
+                else "every metric above with this label",
             )
             for (label, shown), names in values.items()
         ),

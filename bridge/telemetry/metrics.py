@@ -123,20 +123,20 @@ class BridgeMetrics(MetricSet):
         )
         self.published = self._counter(
             "sms_bridge_amqp_published_total",
-            "Messages that were published, by RabbitMQ's answer.",
+            "Published messages, by result.",
             ("exchange", "outcome"),
             [(exchange, outcome) for exchange in exchanges for outcome in get_args(Confirm)],
         )
         self.publish_duration = self._histogram(
             "sms_bridge_amqp_publish_duration_seconds",
-            "Time from a publish to its confirm, in seconds.",
+            "Time from publishing a message to its confirm, in seconds.",
             FAST_SECONDS,
             ("exchange",),
             exchanges,
         )
         self.topology_differences = self._gauge(
             "sms_bridge_topology_differences",
-            "Number of differing arguments of a queue or exchange, or 1 if it does not exist.",
+            "Number of arguments of a queue or exchange that differ, or 1 if it does not exist.",
             ("entity",),
             entities,
         )
@@ -150,19 +150,19 @@ class BridgeMetrics(MetricSet):
         )
         # The limit may change while a container runs.
         self.memory_limit.set_function(read_memory_limit)
-        self.ready = self._gauge("sms_bridge_ready", "1 while /readyz answers 200.")
+        self.ready = self._gauge("sms_bridge_ready", "1 while /readyz returns 200.")
         self.shutdown_timestamp = self._gauge(
             "sms_bridge_shutdown_timestamp_seconds",
             "Unix time when the process began to drain, or 0 if it has not.",
         )
         self.loop_lag = self._histogram(
             "sms_bridge_event_loop_lag_seconds",
-            "How late the event loop runs its timers, in seconds.",
+            "Delay with which the event loop runs its timers, in seconds.",
             LAG_SECONDS,
         )
         self.secret_reloads = self._counter(
             "sms_bridge_secret_reloads_total",
-            "How often secret files were read again after a change, by outcome.",
+            "Changes of secret files, and failures to read them, by outcome.",
             ("secret", "outcome"),
             [(secret, outcome) for secret in SECRETS for outcome in ("changed", "failed")],
         )
@@ -174,13 +174,13 @@ class BridgeMetrics(MetricSet):
         )
         self.log_records = self._counter(
             "sms_bridge_log_records_total",
-            "Log lines that were written, by level.",
+            "Log lines written, by level.",
             ("level",),
             get_args(Level),
         )
         self.log_lines_dropped = self._counter(
             "sms_bridge_log_lines_dropped_total",
-            "Log lines that were dropped because standard output was blocked or failed.",
+            "Log lines dropped because standard output was blocked or failed.",
         )
         self.spans_dropped = self._counter(
             "sms_bridge_spans_dropped_total",

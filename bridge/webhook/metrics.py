@@ -71,24 +71,24 @@ class WebhookMetrics(MetricSet):
         )
         self.http_duration = self._histogram(
             "sms_bridge_webhook_http_request_duration_seconds",
-            "Time from the end of a request to its answer, in seconds. It includes the confirm.",
+            "Time from the end of a request to its answer, in seconds, including the confirm.",
             FAST_SECONDS,
             ("route",),
             routes,
         )
         self.http_in_flight = self._gauge(
             "sms_bridge_webhook_http_requests_in_flight",
-            "Requests to the public port that are not answered yet.",
+            "Requests to the public port that have not been answered yet.",
         )
         self.evictions = self._counter(
             "sms_bridge_webhook_evictions_total",
-            "Connections that were closed to make room for others, by the limit that was reached.",
+            "Connections closed to make room for others, by the limit that was reached.",
             ("cause",),
             get_args(Eviction),
         )
         self.http_size = self._histogram(
             "sms_bridge_webhook_http_request_size_bytes",
-            "Size of the request bodies that arrived in full, in bytes.",
+            "Size of completely received request bodies, in bytes.",
             SIZE_BYTES,
             ("route",),
             routes,
@@ -116,7 +116,7 @@ class WebhookMetrics(MetricSet):
         )
         self.delivery_reports = self._counter(
             "sms_bridge_webhook_delivery_reports_total",
-            "Delivery receipts, by state. `unknown` means that no setting names the status.",
+            "Delivery receipts, by state. `unknown` means that no setting lists the status.",
             ("status",),
             (*get_args(DeliveryState), UNKNOWN_DELIVERY),
         )
@@ -130,14 +130,14 @@ class WebhookMetrics(MetricSet):
         )
         self.signature_age = self._histogram(
             "sms_bridge_webhook_signature_age_seconds",
-            "Age of the timestamp in valid signatures, in seconds, if the scheme has a timestamp.",
+            "Age of the timestamps in valid signatures, in seconds, if the scheme has timestamps.",
             SIGNATURE_AGE_SECONDS,
         )
 
     def _state(self, queues: Sequence[str]) -> None:
         self.queue_ready = self._gauge(
             "sms_bridge_webhook_queue_messages_ready",
-            "Events that wait in webhook.queue. Every replica reports this: use max by (queue).",
+            "Events waiting in webhook.queue. Every replica reports the same: use max by (queue).",
             ("queue",),
             queues,
         )

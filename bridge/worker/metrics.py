@@ -66,7 +66,7 @@ class WorkerMetrics(MetricSet):
     def _flow(self, queue: str, queues: Sequence[str]) -> None:
         self.received = self._counter(
             "sms_bridge_worker_messages_received_total",
-            "Deliveries that the worker received from RabbitMQ.",
+            "Deliveries that the worker has received from RabbitMQ.",
             ("queue", "redelivered"),
             [(one, again) for one in queues for again in ("true", "false")],
         )
@@ -78,7 +78,7 @@ class WorkerMetrics(MetricSet):
         )
         self.retry_copies = self._counter(
             "sms_bridge_worker_ladder_messages_total",
-            "Copies that this worker stored in retry queues, and copies that returned to it.",
+            "Copies that this worker has stored in retry queues or received back from them.",
             ("queue", "event"),
             [(one, event) for one in queues for event in ("stored", "returned")],
         )
@@ -110,14 +110,14 @@ class WorkerMetrics(MetricSet):
         )
         self.queue_age = self._histogram(
             "sms_bridge_worker_queue_age_seconds",
-            "Time from the publish of a message to its first delivery, in seconds.",
+            "Time from publishing a message to its first delivery, in seconds.",
             AGE_SECONDS,
             ("queue",),
             queues,
         )
         self.acceptance_latency = self._histogram(
             "sms_bridge_worker_acceptance_latency_seconds",
-            "Time from the publish of a message to its acceptance by the service, in seconds.",
+            "Time from publishing a message to its acceptance by the service, in seconds.",
             AGE_SECONDS,
             ("queue",),
             queues,
@@ -130,20 +130,20 @@ class WorkerMetrics(MetricSet):
         )
         self.attempts_per_message = self._histogram(
             "sms_bridge_worker_attempts_per_message",
-            "Number of attempts that each finished request took.",
+            "Number of attempts per finished request.",
             ATTEMPTS,
             ("outcome",),
             get_args(FinalOutcome),
         )
         self.segments = self._counter(
             "sms_bridge_worker_segments_total",
-            "SMS segments of the texts that the service accepted, by encoding.",
+            "SMS segments of accepted texts, by encoding.",
             ("encoding",),
             get_args(Encoding),
         )
 
     def count_error(self, code: str) -> None:
-        """Count an answer by the API's own error code."""
+        """Count a response by the API's own error code."""
         self.provider_errors.labels(code if code in self._error_codes else "other").inc()
 
     def _provider(self, error_codes: Sequence[str]) -> None:
@@ -155,19 +155,19 @@ class WorkerMetrics(MetricSet):
         )
         self.provider_responses = self._counter(
             "sms_bridge_worker_provider_responses_total",
-            "Answers of the SMS service, by HTTP status.",
+            "Responses from the SMS service, by HTTP status.",
             ("code",),
             [*map(str, sorted(PROVIDER_CODES)), "other"],
         )
         self.provider_errors = self._counter(
             "sms_bridge_worker_provider_errors_total",
-            "Answers of the SMS service that contain an error code, by code.",
+            "Responses from the SMS service with an error code, by code.",
             ("code",),
             error_codes,
         )
         self.provider_pages = self._counter(
             "sms_bridge_worker_provider_pages_total",
-            "Answers that contain a web page, but count as sent because of their HTTP status.",
+            "Responses that contain a web page but count as sent because of their HTTP status.",
         )
         self.provider_duration = self._histogram(
             "sms_bridge_worker_provider_request_duration_seconds",
@@ -177,7 +177,7 @@ class WorkerMetrics(MetricSet):
             get_args(Result),
         )
         self.provider_in_flight = self._gauge(
-            "sms_bridge_worker_provider_requests_in_flight", "POSTs that are waiting for an answer."
+            "sms_bridge_worker_provider_requests_in_flight", "POSTs waiting for a response."
         )
         self.throttled = self._counter(
             "sms_bridge_worker_throttled_seconds_total",
@@ -193,7 +193,7 @@ class WorkerMetrics(MetricSet):
         )
         self.paused_since = self._gauge(
             "sms_bridge_worker_paused_timestamp_seconds",
-            "Unix time when the current pause began, or 0 if there is no pause.",
+            "Unix time when the pause for this reason began, or 0 if there is none.",
             ("reason",),
             get_args(PauseReason),
         )
@@ -225,7 +225,7 @@ class WorkerMetrics(MetricSet):
         )
         self.queue_ready = self._gauge(
             "sms_bridge_worker_queue_messages_ready",
-            "Messages that wait in a queue. Every replica reports this number: use max by (queue).",
+            "Messages waiting in a queue. Every replica reports the same: use max by (queue).",
             ("queue", "role"),
             [
                 (queue, "main"),
@@ -236,14 +236,14 @@ class WorkerMetrics(MetricSet):
         )
         self.queue_consumers = self._gauge(
             "sms_bridge_worker_queue_consumers",
-            "Consumers of a queue. For a quorum queue, RabbitMQ also counts cancelled consumers "
+            "Consumers of a queue. For quorum queues, RabbitMQ also counts cancelled consumers "
             "with unacked messages.",
             ("queue",),
             [queue, *urgent],
         )
         self.queue_stats_timestamp = self._gauge(
             "sms_bridge_worker_queue_stats_timestamp_seconds",
-            "Unix time when the worker last read the sizes of the queues.",
+            "Unix time when the worker last read the queue sizes.",
         )
         self.active = self._gauge(
             "sms_bridge_worker_active",
@@ -272,7 +272,7 @@ class WorkerMetrics(MetricSet):
         )
         self.copies_refused = self._gauge(
             "sms_bridge_worker_copies_refused",
-            "Messages that stay unacked because RabbitMQ refuses their copies.",
+            "Messages that stay unacked because RabbitMQ refuses to store their copies.",
             ("queue",),
             [queue],
         )
@@ -283,7 +283,7 @@ class WorkerMetrics(MetricSet):
 
     def _coordination(self) -> None:
         self.peers = self._gauge(
-            "sms_bridge_worker_peers", "Other workers of the queue that this worker knows."
+            "sms_bridge_worker_peers", "Other workers of the queue that this worker knows about."
         )
         self.coordination_up = self._gauge(
             "sms_bridge_worker_coordination_up",
@@ -298,5 +298,5 @@ class WorkerMetrics(MetricSet):
         )
         self.peer_messages_malformed = self._counter(
             "sms_bridge_worker_peer_messages_malformed_total",
-            "Malformed messages that the worker received on the workers' exchange and ignored.",
+            "Malformed messages from the workers' exchange, which the worker ignored.",
         )
