@@ -9,17 +9,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import httpx
 
 from bridge.amqp.client import Connection
 from bridge.amqp.connecting import close_quietly, open_connection
 from bridge.config import ENV_PREFIX, Role, Settings, load_settings
-from bridge.errors import BridgeError
+from bridge.errors import BridgeError, ConfigError
 from bridge.sandbox.broker import URL_VARIABLE, answers_amqp, private_broker
 from bridge.sandbox.processes import Child, Guard, free_ports, guarded, wait_until
 from bridge.topology.declarations import bridge_topology
@@ -38,13 +37,15 @@ _WORKER: Final[Mapping[str, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DemoBroker:
-    """The broker of the demo: its environment variables, and the names of the queues."""
+class DemoBroker(NamedTuple):
+    """The broker of the demo; `names` are the queues on a broker that others use too."""
 
-    is_private: bool
     environ: Mapping[str, str]
-    names: Mapping[str, str]
+    names: Mapping[str, str] = {}
+
+    @property
+    def is_private(self) -> bool:
+        return not self.names
 
 
 class DemoEnvironment:
@@ -80,14 +81,22 @@ class DemoEnvironment:
         for role in ROLES:
             self._wait_for(role, f"{self.admin_urls[role]}/readyz")
 
+    def _wait_for(self, name: str, url: str) -> None:
+        if not wait_until(lambda: self._answers(url), seconds=READY_SECONDS):
+            raise _failure(self._children[name], f"was not ready within {READY_SECONDS} s")
+
+    def _answers(self, url: str) -> bool:
+        self.check()
+        try:
+            return httpx.get(url, trust_env=False, timeout=1).is_success
+        except httpx.HTTPError:
+            return False
+
     def check(self) -> None:
         """Raise BridgeError if a process has ended."""
         for child in self._children.values():
             if child.exit_code is not None:
-                raise BridgeError(
-                    f"{child.name} ended with code {child.exit_code}; the end of {child.log}:\n"
-                    f"{child.tail()}"
-                )
+                raise _failure(child, f"ended with code {child.exit_code}")
 
     def stop(self) -> list[str]:
         """End all processes; return a line for each role that did not exit cleanly."""
@@ -137,25 +146,9 @@ class DemoEnvironment:
             environ=environ,
         )
 
-    def _wait_for(self, name: str, url: str) -> None:
-        child = self._children[name]
-        with httpx.Client(trust_env=False, timeout=1) as client:
 
-            def is_ready() -> bool:
-                try:
-                    return client.get(url).is_success
-                except httpx.HTTPError:
-                    return False
-
-            ready = wait_until(
-                is_ready, seconds=READY_SECONDS, running=lambda: child.exit_code is None
-            )
-        self.check()
-        if not ready:
-            raise BridgeError(
-                f"{name} was not ready within {READY_SECONDS} s; the end of {child.log}:\n"
-                f"{child.tail()}"
-            )
+def _failure(child: Child, how: str) -> BridgeError:
+    return BridgeError(f"{child.name} {how}; the end of {child.log}:\n{child.tail()}")
 
 
 def queues_of(settings: Settings, *roles: Role) -> list[str]:
@@ -190,8 +183,7 @@ def _open_broker() -> Iterator[DemoBroker]:
     url = find_broker(os.environ)
     if url is None:
         with private_broker() as broker:
-            environ = {**others, URL_VARIABLE: broker.url}
-            yield DemoBroker(is_private=True, environ=environ, names={})
+            yield DemoBroker({**others, URL_VARIABLE: broker.url})
         return
     section = f"{ENV_PREFIX}RABBITMQ__"
     login = {name: value for name, value in os.environ.items() if name.startswith(section)}
@@ -201,15 +193,17 @@ def _open_broker() -> Iterator[DemoBroker]:
         "WEBHOOK__EXCHANGE": f"{prefix}.inbound",
         "WEBHOOK__QUEUE": f"{prefix}.inbound",
     }
-    yield DemoBroker(is_private=False, environ={**others, **login, URL_VARIABLE: url}, names=names)
+    yield DemoBroker({**others, **login, URL_VARIABLE: url}, names)
 
 
 def find_broker(environ: Mapping[str, str]) -> str | None:
     """Return the first URL of the setting `rabbitmq.url` that answers, or None."""
     value = environ.get(URL_VARIABLE, "").strip()
-    urls = [value] if value else []
-    if value.startswith("["):
-        urls = []
-        with suppress(ValueError):
-            urls = [str(url) for url in json.loads(value)]
-    return next((url for url in urls if answers_amqp(url)), None)
+    if not value:
+        return None
+    try:
+        settings = load_settings(None, {URL_VARIABLE: value})
+    except ConfigError:
+        return None
+    urls = [url.get_secret_value() for url in settings.rabbitmq.url]
+    return next(filter(answers_amqp, urls), None)

@@ -10,15 +10,11 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from datetime import datetime
 from pathlib import Path
-from types import FrameType
-from typing import Final, NoReturn, TypeVar
+from typing import Final, TypeVar
 
 import httpx
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Console
 
 from bridge.amqp.client import (
     AbstractChannel,
@@ -28,31 +24,28 @@ from bridge.amqp.client import (
     Message,
 )
 from bridge.amqp.connecting import close_quietly
-from bridge.config import ENV_PREFIX, Role
+from bridge.config import ENV_PREFIX
 from bridge.config.urls import mask_url
 from bridge.errors import EXIT_FAILED, BridgeError
 from bridge.sandbox.broker import URL_VARIABLE
 from bridge.sandbox.demo.environment import DemoEnvironment, open_environment, queues_of
-from bridge.sandbox.demo.report import IN_PROGRESS, DemoReport
 from bridge.sandbox.demo.traffic import (
     MARKER,
+    Observed,
     PlannedMessage,
     PlannedWebhook,
     check_traffic,
-    count_open_messages,
-    count_open_webhooks,
     plan_messages,
     plan_webhooks,
+    tables,
 )
 from bridge.telemetry.scrape import Scrape
 from bridge.topology.declarations import dead_queue
 
-# The maximum duration of the demo, and the part that is reserved for its end.
-DEMO_SECONDS: Final = 110
-END_SECONDS: Final = 10
-# The intervals of readings, and of printed lines if there is no terminal.
-LOOK_SECONDS: Final = 0.5
-LINE_SECONDS: Final = 3
+# The maximum duration of the demo, without the time in which its processes end.
+DEMO_SECONDS: Final = 100
+# The interval of readings, of which each line of progress is one.
+LOOK_SECONDS: Final = 2
 # The width of lines if there is no terminal.
 PLAIN_WIDTH: Final = 110
 # The traffic is sent in slices over this time, so that it can be watched, without a backlog.
@@ -64,7 +57,6 @@ _HTTP_TIMEOUT_SECONDS: Final = 10
 _PREPARE_SECONDS: Final = 20
 _POLL_SECONDS: Final = 0.2
 _FIRST_EVENT: Final = b'{"type": "demo.ready"}'
-_ERRORS: Final = (httpx.HTTPError, AMQPError, OSError)
 
 EXIT_INTERRUPTED: Final = 130
 
@@ -76,85 +68,42 @@ def run_demo(*, keep: bool, messages: int = 1000, events: int = 200) -> int:
 
     With `keep` all processes keep running until Ctrl-C.
     """
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, markup=False, soft_wrap=True)
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
-    run = secrets.token_hex(3)
-    planned = plan_messages(messages, run=run), plan_webhooks(events, run=run)
-    with _interrupted_by_signals():
-        try:
-            _run(console, *planned, keep=keep)
-        except BridgeError as error:
-            _say(console, f"FAILED: {error}")
-            return EXIT_FAILED
-        except KeyboardInterrupt:
-            return EXIT_INTERRUPTED
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    try:
+        _run(console, messages, events, keep=keep)
+    except BridgeError as error:
+        console.print(f"FAILED: {error}")
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
     return 0
 
 
-def _run(
-    console: Console,
-    messages: Sequence[PlannedMessage],
-    webhooks: Sequence[PlannedWebhook],
-    *,
-    keep: bool,
-) -> None:
+def _run(console: Console, messages: int, events: int, *, keep: bool) -> None:
     begun = time.monotonic()
-    _say(console, "Starting RabbitMQ, the sandbox, the worker and the webhook receiver ...")
+    console.print("Starting RabbitMQ, the sandbox, the worker and the webhook receiver ...")
     with open_environment() as environment:
         environment.start()
-        _say(console, f"Ready after {time.monotonic() - begun:.0f} s, {_describe(environment)}.")
-        until = begun + DEMO_SECONDS - END_SECONDS
-        problems = asyncio.run(_play(environment, console, messages, webhooks, until=until))
+        took = time.monotonic() - begun
+        console.print(f"Ready after {took:.0f} s, {_describe(environment)}.")
+        run = secrets.token_hex(3)
+        demo = DemoRun(
+            environment, console, plan_messages(messages, run=run), plan_webhooks(events, run=run)
+        )
+        problems = asyncio.run(demo.perform(until=begun + DEMO_SECONDS))
         took = time.monotonic() - begun
         if keep:
-            _say(
-                console,
-                "\n".join(["", *problems, *addresses(environment), "Press Ctrl-C to stop."]),
-            )
+            lines = ["", *problems, *addresses(environment), "Press Ctrl-C to stop."]
+            console.print("\n".join(lines))
             _wait_for_interrupt(environment)
         problems += environment.stop()
         if problems:
             raise BridgeError("\n".join(["", *problems, f"The logs are in {environment.folder}"]))
-    _say(console, f"Every message is accounted for, none was sent twice. It took {took:.0f} s.")
-
-
-async def _play(
-    environment: DemoEnvironment,
-    console: Console,
-    messages: Sequence[PlannedMessage],
-    webhooks: Sequence[PlannedWebhook],
-    *,
-    until: float,
-) -> list[str]:
-    """Send all traffic, wait for its end, and return a line for each problem."""
-    report = DemoReport(messages, webhooks)
-    try:
-        connection = await environment.connect("demo")
-        try:
-            async with (
-                httpx.AsyncClient(trust_env=False, timeout=_HTTP_TIMEOUT_SECONDS) as client,
-                connection.channel(on_return_raises=True) as channel,
-            ):
-                run = DemoRun(environment, channel, client, report, messages, webhooks)
-                problems = await run.perform(console, until=until)
-        finally:
-            await close_quietly(connection)
-    except _ERRORS as error:
-        await _explain(environment, error)
-    console.print(report.outbound())
-    console.print(report.inbound())
-    return problems
-
-
-async def _explain(environment: DemoEnvironment, error: Exception) -> NoReturn:
-    # A connection breaks shortly before the end of its process, the actual error, is known.
-    await asyncio.sleep(1)
-    environment.check()
-    what = f"{type(error).__name__}: {error}"
-    if isinstance(error, httpx.RequestError):
-        what = f"no answer from {error.request.url} ({type(error).__name__})"
-    raise BridgeError(f"{what}\nThe logs are in {environment.folder}") from error
+    console.print(f"Every message is accounted for, none was sent twice. It took {took:.0f} s.")
 
 
 class DemoRun:
@@ -163,70 +112,70 @@ class DemoRun:
     def __init__(
         self,
         environment: DemoEnvironment,
-        channel: AbstractChannel,
-        client: httpx.AsyncClient,
-        report: DemoReport,
+        console: Console,
         messages: Sequence[PlannedMessage],
         webhooks: Sequence[PlannedWebhook],
     ) -> None:
         self._environment = environment
         self._settings = environment.settings
-        self._channel = channel
-        self._client = client
-        self._report = report
-        self._seen = report.seen
+        self._console = console
         self._messages = messages
         self._webhooks = webhooks
+        self._seen = Observed()
 
-    async def perform(self, console: Console, *, until: float) -> list[str]:
+    async def perform(self, *, until: float) -> list[str]:
         """Run until done, or until a monotonic time; return a line for each problem."""
-        late = []
+        problems: list[str] = []
         try:
-            async with asyncio.timeout(until - time.monotonic()):
-                await self._prepare()
-                parts = (self._publish_all(), self._send_webhooks(), self._watch(console))
-                async with asyncio.TaskGroup() as tasks:
-                    for part in parts:
-                        tasks.create_task(part)
-                while True:
-                    if not await self._unfinished():
-                        break
-                    await asyncio.sleep(_POLL_SECONDS)
-        except TimeoutError:
-            late = [f"not everything was done within {DEMO_SECONDS - END_SECONDS} s"]
-        except ExceptionGroup as group:
-            raise group.exceptions[0] from group
-        await self._look()
-        problems = [
-            *late,
-            *check_traffic(self._messages, self._webhooks, self._seen),
-            *await self._unfinished(),
-            *self._report.check_metrics(),
-        ]
-        await self._client.delete(f"{self._environment.sandbox_url}/sandbox/faults")
+            await self._play(problems, until=until)
+        except (ExceptionGroup, httpx.HTTPError, AMQPError, OSError) as error:
+            first = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+            # A connection breaks shortly before the end of its process, the actual error, is known.
+            await asyncio.sleep(1)
+            self._environment.check()
+            what = f"{type(first).__name__}: {first}"
+            raise BridgeError(f"{what}\nThe logs are in {self._environment.folder}") from error
+        for table in tables(self._messages, self._webhooks, self._seen):
+            self._console.print(table)
         return problems
 
-    async def _prepare(self) -> None:
+    async def _play(self, problems: list[str], *, until: float) -> None:
+        async with httpx.AsyncClient(trust_env=False, timeout=_HTTP_TIMEOUT_SECONDS) as client:
+            connection = await self._environment.connect("demo")
+            try:
+                async with asyncio.timeout(until - time.monotonic()):
+                    channel = await connection.channel(on_return_raises=True)
+                    await self._prepare(client, channel)
+                    async with asyncio.TaskGroup() as tasks:
+                        tasks.create_task(self._publish_all(channel))
+                        tasks.create_task(self._send_webhooks(client))
+                        tasks.create_task(self._watch(client, channel, problems))
+            except TimeoutError:
+                problems.insert(0, f"not everything was done within {DEMO_SECONDS} s")
+            finally:
+                await close_quietly(connection)
+            await client.delete(f"{self._environment.sandbox_url}/sandbox/faults")
+
+    async def _prepare(self, client: httpx.AsyncClient, channel: AbstractChannel) -> None:
         """Set the faults, wait until webhooks are accepted, and consume events and dead letters.
 
         The receiver answers 503 until it is connected to the broker.
         """
         faults = [message.fault for message in self._messages if message.fault is not None]
         url = f"{self._environment.sandbox_url}/sandbox/faults"
-        (await self._client.put(url, json=faults)).raise_for_status()
+        (await client.put(url, json=faults)).raise_for_status()
         deadline = time.monotonic() + _PREPARE_SECONDS
-        while (answers := await self._order("/sandbox/events", _FIRST_EVENT)) != [200]:
+        while (answers := await self._order(client, "/sandbox/events", _FIRST_EVENT)) != [200]:
             if time.monotonic() > deadline:
                 raise BridgeError(f"webhooks are answered {answers} for {_PREPARE_SECONDS} s")
             await asyncio.sleep(_POLL_SECONDS)
-        exchange = await self._channel.get_exchange(self._settings.webhook.exchange)
-        events = await self._channel.declare_queue(exclusive=True)
+        exchange = await channel.get_exchange(self._settings.webhook.exchange)
+        events = await channel.declare_queue(exclusive=True)
         await events.bind(exchange, "#")
         await events.consume(self._on_event, no_ack=True)
-        dead = await self._channel.get_queue(dead_queue(self._settings.worker.queue))
+        dead = await channel.get_queue(dead_queue(self._settings.worker.queue))
         # Never acked: the dead letters return to their queue when the channel closes.
         await dead.consume(self._on_dead_letter)
-        self._report.webhook_before = await self._scrape("webhook")
 
     async def _on_event(self, message: AbstractIncomingMessage) -> None:
         found = re.search(MARKER, message.body.decode(errors="replace"))
@@ -236,11 +185,11 @@ class DemoRun:
         reason = message.headers.get("sms-bridge-reason")
         self._seen.dead.append((message.message_id or "unknown", str(reason)))
 
-    async def _publish_all(self) -> None:
+    async def _publish_all(self, channel: AbstractChannel) -> None:
         async for some in _in_slices(self._messages):
-            await asyncio.gather(*(self._publish(message) for message in some))
+            await asyncio.gather(*(self._publish(channel, message) for message in some))
 
-    async def _publish(self, planned: PlannedMessage) -> None:
+    async def _publish(self, channel: AbstractChannel, planned: PlannedMessage) -> None:
         message = Message(
             planned.body,
             message_id=planned.message_id,
@@ -249,78 +198,62 @@ class DemoRun:
             headers=planned.headers,
             delivery_mode=DeliveryMode.PERSISTENT,
         )
-        await self._channel.default_exchange.publish(message, self._settings.worker.queue)
+        await channel.default_exchange.publish(message, self._settings.worker.queue)
         self._seen.published += 1
 
-    async def _send_webhooks(self) -> None:
+    async def _send_webhooks(self, client: httpx.AsyncClient) -> None:
         limit = asyncio.Semaphore(_MAX_WEBHOOKS_IN_FLIGHT)
         async for some in _in_slices(self._webhooks):
-            await asyncio.gather(*(self._send_webhook(webhook, limit) for webhook in some))
+            await asyncio.gather(*(self._send_webhook(client, webhook, limit) for webhook in some))
 
-    async def _send_webhook(self, webhook: PlannedWebhook, limit: asyncio.Semaphore) -> None:
+    async def _send_webhook(
+        self, client: httpx.AsyncClient, webhook: PlannedWebhook, limit: asyncio.Semaphore
+    ) -> None:
         answers: list[int | None] = []
         async with limit:
             for _ in range(webhook.orders):
-                answers += await self._order(webhook.path, webhook.body)
+                answers += await self._order(client, webhook.path, webhook.body)
         self._seen.answers[webhook.marker] = answers
 
-    async def _order(self, path: str, body: bytes) -> list[int | None]:
-        answer = await self._client.post(self._environment.sandbox_url + path, content=body)
+    async def _order(self, client: httpx.AsyncClient, path: str, body: bytes) -> list[int | None]:
+        answer = await client.post(self._environment.sandbox_url + path, content=body)
         answers: list[int | None] = answer.raise_for_status().json()["answers"]
         return answers
 
-    async def _watch(self, console: Console) -> None:
-        """Show the progress until nothing is open."""
-        report, seen = self._report, self._seen
-        live = Live(console=console, transient=True) if console.is_terminal else nullcontext()
-        said = time.monotonic()
-        with live as screen:
-            while any(still_open := self._count_open()):
-                await asyncio.sleep(LOOK_SECONDS)
-                await self._look()
-                if screen is not None:
-                    screen.update(Group(report.outbound(), report.inbound()))
-                elif time.monotonic() - said > LINE_SECONDS:
-                    said = time.monotonic()
-                    _say(
-                        console,
-                        f"published {seen.published:,}, accepted {len(seen.accepted):,}, "
-                        f"dead-lettered {len(seen.dead):,}, open {still_open[0]:,} | "
-                        f"webhooks answered {len(seen.answers):,}, "
-                        f"events received {len(seen.events):,}, open {still_open[1]:,}",
-                    )
+    async def _watch(
+        self, client: httpx.AsyncClient, channel: AbstractChannel, problems: list[str]
+    ) -> None:
+        """Print the progress until everything has its expected end; keep `problems` current."""
+        seen = self._seen
+        while True:
+            self._environment.check()
+            # First, so that what is seen afterwards is final if nothing is left.
+            unfinished = await self._unfinished(client, channel)
+            answer = await client.get(f"{self._environment.sandbox_url}/sandbox/messages")
+            messages = answer.raise_for_status().json()["messages"]
+            seen.accepted = [str(message["idempotency_key"]) for message in messages]
+            problems[:] = [*check_traffic(self._messages, self._webhooks, seen), *unfinished]
+            if not problems:
+                return
+            self._console.print(
+                f"published {seen.published:,}, accepted {len(seen.accepted):,}, "
+                f"dead-lettered {len(seen.dead):,} | webhooks answered {len(seen.answers):,}, "
+                f"events received {len(seen.events):,}"
+            )
+            await asyncio.sleep(LOOK_SECONDS)
 
-    def _count_open(self) -> tuple[int, int]:
-        return (
-            count_open_messages(self._messages, self._seen),
-            count_open_webhooks(self._webhooks, self._seen),
-        )
-
-    async def _look(self) -> None:
-        """Read the messages that the SMS service has accepted, and the metrics of both roles."""
-        self._environment.check()
-        answer = await self._client.get(f"{self._environment.sandbox_url}/sandbox/messages")
-        messages = answer.raise_for_status().json()["messages"]
-        self._seen.accepted = [str(message["idempotency_key"]) for message in messages]
-        self._seen.accepted_at = [
-            datetime.fromisoformat(message["received_at"]).timestamp() for message in messages
-        ]
-        self._report.worker = await self._scrape("worker")
-        self._report.webhook = await self._scrape("webhook")
-
-    async def _scrape(self, role: Role) -> Scrape:
-        answer = await self._client.get(f"{self._environment.admin_urls[role]}/metrics")
-        return Scrape(answer.raise_for_status().text)
-
-    async def _unfinished(self) -> list[str]:
+    async def _unfinished(self, client: httpx.AsyncClient, channel: AbstractChannel) -> list[str]:
         """Return lines about messages in progress, and about queues that are not empty."""
-        held = int((await self._scrape("worker")).total(IN_PROGRESS))
+        answer = await client.get(f"{self._environment.admin_urls['worker']}/metrics")
+        worker = Scrape(answer.raise_for_status().text)
+        processed = "sms_bridge_worker_messages_processed_total"
+        self._seen.retries = worker.by("reason", processed, outcome="retried")
+        held = int(worker.total("sms_bridge_worker_messages_in_progress"))
         lines = [f"{held} messages are still in progress"] if held else []
-        dead = dead_queue(self._settings.worker.queue)
         for name in queues_of(self._settings, "worker"):
-            if name == dead:
+            if name == dead_queue(self._settings.worker.queue):
                 continue
-            queue = await self._channel.declare_queue(name, passive=True)
+            queue = await channel.declare_queue(name, passive=True)
             if count := queue.declaration_result.message_count:
                 lines.append(f"{count} messages are still in {name}")
         return lines
@@ -381,23 +314,3 @@ def _wait_for_interrupt(environment: DemoEnvironment) -> None:
             time.sleep(LOOK_SECONDS)
     except KeyboardInterrupt:
         return
-
-
-@contextmanager
-def _interrupted_by_signals() -> Iterator[None]:
-    """Make SIGTERM and SIGHUP end the demo like Ctrl-C."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, interrupt) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, markup=False)

@@ -1,13 +1,15 @@
-"""The demo's traffic: the messages and webhooks to send, and their expected ends."""
+"""The demo's traffic: the messages and webhooks to send, their expected ends, and the account."""
 
 import json
 import random
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeVar
+
+from rich.table import Table
 
 T = TypeVar("T")
 
@@ -54,10 +56,10 @@ class Observed:
 
     published: int = 0
     accepted: list[str] = field(default_factory=list)
-    accepted_at: list[float] = field(default_factory=list)
     dead: list[tuple[str, str]] = field(default_factory=list)
     answers: dict[str, list[int | None]] = field(default_factory=dict)
     events: list[tuple[str, str]] = field(default_factory=list)
+    retries: dict[str, int] = field(default_factory=dict)
 
 
 class _Kind(NamedTuple):
@@ -170,21 +172,6 @@ def _dump(value: object) -> bytes:
     return json.dumps(value).encode()
 
 
-def count_open_messages(messages: Sequence[PlannedMessage], seen: Observed) -> int:
-    """Count the messages that are neither accepted nor dead letters yet."""
-    ended = {*seen.accepted, *(message_id for message_id, _ in seen.dead)}
-    return sum(message.message_id not in ended for message in messages)
-
-
-def count_open_webhooks(webhooks: Sequence[PlannedWebhook], seen: Observed) -> int:
-    arrived = Counter(marker for marker, _ in seen.events)
-    return sum(
-        len(seen.answers.get(webhook.marker, ())) < len(webhook.answers)
-        or arrived[webhook.marker] < len(webhook.routing_keys)
-        for webhook in webhooks
-    )
-
-
 def check_traffic(
     messages: Sequence[PlannedMessage], webhooks: Sequence[PlannedWebhook], seen: Observed
 ) -> list[str]:
@@ -222,3 +209,34 @@ def _differences(
 
 def _join(values: Sequence[object]) -> str:
     return " and ".join(str(value) for value in values) or "nothing"
+
+
+def tables(
+    messages: Sequence[PlannedMessage], webhooks: Sequence[PlannedWebhook], seen: Observed
+) -> Iterator[Table]:
+    """Yield the account of each direction: expected and seen numbers, red if they differ."""
+    ends = Counter(message.expected for message in messages)
+    dead = Counter(reason for _, reason in seen.dead)
+    retries = ", ".join(f"{reason} {count}" for reason, count in sorted(seen.retries.items()))
+    outbound = Table("queue → SMS", "expected", "seen")
+    _add(outbound, "published", len(messages), seen.published)
+    _add(outbound, "accepted by the SMS service", ends.pop(SENT, 0), len(seen.accepted))
+    for reason in sorted({*ends, *dead}):
+        _add(outbound, f"dead letter: {reason}", ends[reason], dead[reason])
+    _add(outbound, "sent twice", 0, sum(n > 1 for n in Counter(seen.accepted).values()))
+    outbound.add_row("retries", "", f"{sum(seen.retries.values()):,} ({retries or 'none'})")
+    yield outbound
+    events = sum(len(webhook.routing_keys) for webhook in webhooks)
+    expected = Counter(answer for webhook in webhooks for answer in webhook.answers)
+    answers = Counter(answer for given in seen.answers.values() for answer in given)
+    inbound = Table("SMS → queue", "expected", "seen")
+    _add(inbound, "webhooks answered 200", expected[200], answers[200])
+    _add(inbound, "forged webhooks answered 401", expected[401], answers[401])
+    repeats = answers[200] - len(seen.events)
+    _add(inbound, "repeats not published again", expected[200] - events, repeats)
+    _add(inbound, "events received", events, len(seen.events))
+    yield inbound
+
+
+def _add(table: Table, name: str, expected: int, seen: int) -> None:
+    table.add_row(name, f"{expected:,}", f"{seen:,}", style=None if expected == seen else "red")

@@ -42,7 +42,7 @@ def test_the_demo_accounts_for_every_message() -> None:
 @pytest.mark.parametrize("names", [{}, NAMES], ids=["private", "own-names"])
 def test_the_demo_tells_how_to_check_its_queues(names: dict[str, str], tmp_path: Path) -> None:
     """The command that is printed names the broker, the queues and the retry delays of the demo."""
-    place = DemoBroker(is_private=not names, environ={URL_VARIABLE: URL}, names=names)
+    place = DemoBroker({URL_VARIABLE: URL}, names)
     with guarded() as guard:
         environment = DemoEnvironment(place, tmp_path, guard, {})
         lines = addresses(environment)
