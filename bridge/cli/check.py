@@ -1,10 +1,17 @@
 """`sms-bridge check`: validate the configuration, and with --online try broker and API."""
 
+import asyncio
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Annotated, Any
 
 import typer
+import yaml
 
+from bridge.admin.checks.findings import Finding
+from bridge.admin.checks.run import examine, examine_offline
+from bridge.admin.rendering import render
 from bridge.cli.options import (
     AsJson,
     ConfigFile,
@@ -16,13 +23,9 @@ from bridge.cli.options import (
     roles_of,
 )
 from bridge.cli.output import format_table, printable
+from bridge.config import Role, Settings
 from bridge.errors import EXIT_FAILED, ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from bridge.admin.checks.findings import Finding
-    from bridge.config import Role, Settings
+from bridge.start_checks import check_roles
 
 app = typer.Typer()
 
@@ -107,7 +110,7 @@ def check(  # noqa: PLR0913  an option each
         raise typer.Exit(EXIT_FAILED)
 
 
-def try_everything(settings: "Settings") -> bool:
+def try_everything(settings: Settings) -> bool:
     """Run the checks of `check --online` for the configured roles, and print a line for each.
 
     Return True if none failed. Raises ConfigError if no role is configured.
@@ -118,10 +121,8 @@ def try_everything(settings: "Settings") -> bool:
     return all(finding.result != "fail" for finding in findings)
 
 
-def changed_settings(settings: "Settings") -> dict[str, Any]:
+def changed_settings(settings: Settings) -> dict[str, Any]:
     """Return the masked settings that differ from the defaults, and from those of their presets."""
-    from bridge.config import Settings
-
     endpoints = [{"path": one.path, "preset": one.preset} for one in settings.webhook.endpoints]
     chosen = {
         "sms_api": {"preset": settings.sms_api.preset},
@@ -150,32 +151,26 @@ def _differing(masked: Any, value: Any, default: Any) -> Any:  # noqa: ANN401  J
     return masked
 
 
-def _missing(settings: "Settings", role: RoleName | None) -> "dict[Role, str | None]":
-    from bridge.start_checks import check_roles
-
+def _missing(settings: Settings, role: RoleName | None) -> dict[Role, str | None]:
     missing = check_roles(settings, roles_of(role))
     if role is not None and (why := missing[role.value]):
         raise ConfigError(why)
     return missing
 
 
-def _check_any(missing: "dict[Role, str | None]") -> None:
+def _check_any(missing: dict[Role, str | None]) -> None:
     """Raise ConfigError if no role is configured."""
     if all(missing.values()):
         raise ConfigError(*(f"{role}: {why}" for role, why in missing.items()))
 
 
 def _examine(
-    settings: "Settings",
-    missing: "dict[Role, str | None]",
+    settings: Settings,
+    missing: dict[Role, str | None],
     management_url: str | None,
     *,
     online: bool,
-) -> "list[Finding]":
-    import asyncio
-
-    from bridge.admin.checks.run import examine, examine_offline
-
+) -> list[Finding]:
     roles = [role for role, why in missing.items() if why is None]
     findings = examine_offline(settings, roles)
     if not online:
@@ -186,11 +181,9 @@ def _examine(
 
 def _print_json(
     configuration: dict[str, Any] | None,
-    missing: "dict[Role, str | None]",
-    findings: "list[Finding]",
+    missing: dict[Role, str | None],
+    findings: list[Finding],
 ) -> None:
-    from dataclasses import asdict
-
     document = {
         "configuration": configuration,
         "roles": {role: "ready" if why is None else why for role, why in missing.items()},
@@ -201,14 +194,12 @@ def _print_json(
 
 def _print_text(
     configuration: dict[str, Any] | None,
-    missing: "dict[Role, str | None]",
-    findings: "list[Finding]",
+    missing: dict[Role, str | None],
+    findings: list[Finding],
 ) -> None:
     # After the configuration the lines are comments, so that all of the output is YAML.
     mark = "" if configuration is None else "# "
     if configuration is not None:
-        import yaml
-
         typer.echo(yaml.safe_dump(configuration, sort_keys=False, allow_unicode=True), nl=False)
         for name, why in missing.items():
             typer.echo(f"# {name}: {'not configured, ' + why if why else 'ready to start'}")
@@ -218,10 +209,8 @@ def _print_text(
 
 
 def _print_rendering(
-    settings: "Settings", body: str, answers: "Sequence[str]", *, as_json: bool
+    settings: Settings, body: str, answers: Sequence[str], *, as_json: bool
 ) -> None:
-    from bridge.admin.rendering import render
-
     rendering = render(settings, body, answers)
     if as_json:
         judged = [answer._asdict() for answer in rendering.answers]

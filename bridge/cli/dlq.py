@@ -1,14 +1,26 @@
 """`sms-bridge dlq`: look at dead letters, send them again, remove them."""
 
+import asyncio
 import json
 from collections import Counter
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
+from typing import Annotated, Any, Final, Literal, get_args
 
 import typer
 
+from bridge.admin.dead_letters import (
+    Discard,
+    LetterFilter,
+    Look,
+    Replay,
+    Tally,
+    mask_number,
+    mask_record,
+    open_dead_letters,
+)
+from bridge.admin.replacement import NewLinesFile
 from bridge.cli.options import (
     AsJson,
     AtMost,
@@ -19,13 +31,11 @@ from bridge.cli.options import (
     stop_at_signals,
 )
 from bridge.cli.output import counts_of, format_age, printable, progress_bar
+from bridge.config import Settings
+from bridge.config.fields import parse_duration
 from bridge.errors import BridgeError, ConfigError
+from bridge.topology.declarations import request_queues
 from bridge.worker.fates import DeadReason
-
-if TYPE_CHECKING:
-    from bridge.admin.dead_letters import Discard, Look, Replay, Tally
-    from bridge.admin.replacement import NewLinesFile
-    from bridge.config import Settings
 
 app = typer.Typer(
     name="dlq",
@@ -50,8 +60,6 @@ def _reason(value: str) -> str:
 
 
 def _age(value: str) -> float:
-    from bridge.config.fields import parse_duration
-
     try:
         seconds = parse_duration(value)
     except ValueError as error:
@@ -116,10 +124,6 @@ def list_letters(  # noqa: PLR0913  an option each
     Without --reveal, phone numbers are masked. Dead letters with the same id are copies of one
     message; the last line counts them.
     """
-    import asyncio
-
-    from bridge.admin.dead_letters import LetterFilter, Look
-
     look = Look(LetterFilter(reason, ids, older_than, newer_than), limit)
     settings = read_settings(context, config)
     total = asyncio.run(_look(settings, look, as_json=as_json, reveal=reveal))
@@ -151,10 +155,6 @@ def show(
 
     Without --reveal, everything that could be personal data is masked.
     """
-    import asyncio
-
-    from bridge.admin.dead_letters import LetterFilter, Look
-
     look = Look(LetterFilter(ids=[message_id]), 1, is_full=True)
     asyncio.run(_look(read_settings(context, config), look, as_json=True, reveal=reveal))
     if not look.shown:
@@ -206,11 +206,6 @@ def replay(  # noqa: PLR0913  an option each
     If the command is killed, nothing is lost. At most 50 letters are then in both queues, each pair
     with the same key.
     """
-    import asyncio
-
-    from bridge.admin.dead_letters import LetterFilter, Replay
-    from bridge.topology.declarations import request_queues
-
     settings = read_settings(context, config)
     if "uncertain" in (reason or []) and not include_uncertain:
         raise ConfigError(
@@ -259,11 +254,6 @@ def discard(  # noqa: PLR0913  an option each
     The file contains unmasked phone numbers and texts, and only its owner can read it. The command
     removes a letter only once it is on the disk.
     """
-    import asyncio
-
-    from bridge.admin.dead_letters import Discard, LetterFilter
-    from bridge.admin.replacement import NewLinesFile
-
     settings = read_settings(context, config)
     path = to or Path(f"dead-letters-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.jsonl")
     file = NewLinesFile(path, option="--to")
@@ -272,10 +262,8 @@ def discard(  # noqa: PLR0913  an option each
     asyncio.run(_carry_out(settings, discard, "discard", as_json=as_json, file=file))
 
 
-async def _look(settings: "Settings", look: "Look", *, as_json: bool, reveal: bool) -> int:
+async def _look(settings: Settings, look: Look, *, as_json: bool, reveal: bool) -> int:
     """Print letters, and return the number of all letters in the queue."""
-    from bridge.admin.dead_letters import open_dead_letters
-
     async with open_dead_letters(settings) as letters:
         stop_at_signals(letters.mover.stopping)
         is_first = not as_json
@@ -290,15 +278,13 @@ async def _look(settings: "Settings", look: "Look", *, as_json: bool, reveal: bo
 
 
 async def _carry_out(
-    settings: "Settings",
-    action: "Replay | Discard",
+    settings: Settings,
+    action: Replay | Discard,
     verb: Literal["replay", "discard"],
     *,
     as_json: bool,
-    file: "NewLinesFile | None" = None,
+    file: NewLinesFile | None = None,
 ) -> None:
-    from bridge.admin.dead_letters import open_dead_letters
-
     is_complete = False
     async with open_dead_letters(settings) as letters:
         stop_at_signals(letters.mover.stopping)
@@ -337,8 +323,6 @@ _HEAD: Final = _ROW.format("AGE", "REASON", "TRIES", "STATUS", "CODE", "TO", "ME
 
 def _form_letter(row: dict[str, Any], *, as_json: bool, reveal: bool) -> str:
     """Format a letter as one line, or its whole record as JSON."""
-    from bridge.admin.dead_letters import mask_number, mask_record
-
     if "headers" in row:
         return json.dumps(row if reveal else mask_record(row), indent=2)
     if row["to"] is not None and not reveal:
@@ -356,7 +340,7 @@ def _form_letter(row: dict[str, Any], *, as_json: bool, reveal: bool) -> str:
 
 
 def _print_json(
-    tally: "Tally | None", done: int, *, applied: bool, file: "NewLinesFile | None"
+    tally: Tally | None, done: int, *, applied: bool, file: NewLinesFile | None
 ) -> None:
     document: dict[str, object] = {"applied": applied, "done": done}
     if tally is not None:
@@ -371,7 +355,7 @@ def _print_json(
     typer.echo(json.dumps(document, indent=2))
 
 
-def _print_left_out(tally: "Tally", verb: str, *, applied: bool, is_stopped: bool) -> None:
+def _print_left_out(tally: Tally, verb: str, *, applied: bool, is_stopped: bool) -> None:
     """Print how many letters were skipped and why, and what a run with --yes would take."""
     if not applied:
         typer.echo(f"would {verb} {tally.taken.total()}{_by_reason(tally.taken)}")

@@ -1,13 +1,17 @@
 """`sms-bridge drain`: move the waiting messages to the dead letters."""
 
+import asyncio
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from bridge.admin.drain import Drain, Waiting, count_waiting
+from bridge.admin.move import open_mover
+from bridge.admin.replacement import NewLinesFile
 from bridge.cli.options import (
     AsJson,
     AtMost,
@@ -18,11 +22,9 @@ from bridge.cli.options import (
     stop_at_signals,
 )
 from bridge.cli.output import counts_of, progress_bar
+from bridge.config import Settings
 from bridge.errors import BridgeError, ConfigError
-
-if TYPE_CHECKING:
-    from bridge.admin.drain import Waiting
-    from bridge.config import Settings
+from bridge.topology.paused_queue import checked_reason
 
 app = typer.Typer()
 
@@ -66,10 +68,6 @@ def drain(  # noqa: PLR0913  an option each
     If the command is killed, nothing is lost. At most 256 messages are then in two queues, each
     pair with the same id. The file contains ids, times and sizes, but no phone numbers or texts.
     """
-    import asyncio
-
-    from bridge.topology.paused_queue import checked_reason
-
     if dry_run and yes:
         raise ConfigError("--dry-run and --yes: give only one of them")
     try:
@@ -82,7 +80,7 @@ def drain(  # noqa: PLR0913  an option each
 
 
 async def _drain(
-    settings: "Settings",
+    settings: Settings,
     reason: str,
     path: Path,
     *,
@@ -90,10 +88,6 @@ async def _drain(
     apply: bool,
     as_json: bool,
 ) -> None:
-    from bridge.admin.drain import Drain, count_waiting
-    from bridge.admin.move import open_mover
-    from bridge.admin.replacement import NewLinesFile
-
     async with open_mover(settings, "drain") as mover:
         stop_at_signals(mover.stopping)
         waiting = await count_waiting(mover.connection, settings.worker)
@@ -125,7 +119,7 @@ async def _drain(
             )
 
 
-def _print_waiting(waiting: "Waiting", count: int, *, as_json: bool) -> None:
+def _print_waiting(waiting: Waiting, count: int, *, as_json: bool) -> None:
     if as_json:
         _print_json(waiting, applied=False, done=0)
         return
@@ -135,7 +129,7 @@ def _print_waiting(waiting: "Waiting", count: int, *, as_json: bool) -> None:
 
 
 def _print_moved(
-    moved: Mapping[str, int], maybe_sent: int, waiting: "Waiting", path: Path, *, as_json: bool
+    moved: Mapping[str, int], maybe_sent: int, waiting: Waiting, path: Path, *, as_json: bool
 ) -> None:
     done = sum(moved.values())
     if as_json:
@@ -153,7 +147,7 @@ def _print_moved(
         )
 
 
-def _print_json(waiting: "Waiting", *, applied: bool, done: int, **facts: object) -> None:
+def _print_json(waiting: Waiting, *, applied: bool, done: int, **facts: object) -> None:
     document = {
         "applied": applied,
         "done": done,
@@ -164,7 +158,7 @@ def _print_json(waiting: "Waiting", *, applied: bool, done: int, **facts: object
     typer.echo(json.dumps(document, indent=2))
 
 
-def _warn_of_workers(waiting: "Waiting", queue: str) -> None:
+def _warn_of_workers(waiting: Waiting, queue: str) -> None:
     if waiting.workers:
         count = waiting.workers
         consumers = "1 consumer" if count == 1 else f"{count} consumers"

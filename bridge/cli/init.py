@@ -1,19 +1,31 @@
 """`sms-bridge init`: ask five questions and write a configuration that works."""
 
+import os
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
+from bridge.admin.wizard import (
+    NO_WEBHOOKS,
+    STEPS,
+    Answers,
+    WizardQuestion,
+    already_there,
+    check_answer,
+    questions,
+    secrets_to_make,
+    write_document,
+    write_files,
+)
+from bridge.cli.check import try_everything
 from bridge.cli.options import examples
+from bridge.config import load_settings
 from bridge.errors import EXIT_FAILED, ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from bridge.admin.wizard import Answers, WizardQuestion
+from bridge.start_checks import check_roles
 
 app = typer.Typer()
 
@@ -118,7 +130,7 @@ class Interview:
 
     def __init__(
         self,
-        given: "Mapping[str, str]",
+        given: Mapping[str, str],
         *,
         is_asked: bool,
         output: Path | None = None,
@@ -136,8 +148,6 @@ class Interview:
 
     def answer_all(self) -> None:
         """Collect all answers; raise ConfigError with a line for each fault."""
-        from bridge.admin.wizard import STEPS, questions
-
         if self._is_asked:
             typer.echo("Five questions. Enter accepts the default in brackets, Ctrl-C cancels.")
         step, seen, faults = 0, set[str](), list[str]()
@@ -164,8 +174,6 @@ class Interview:
 
     def _path(self) -> Path:
         """Return the path to write; raise ConfigError if it cannot be written."""
-        from bridge.admin.wizard import already_there
-
         is_for_pods = self.answers["where"] == "kubernetes"
         path = self._output or Path("values.yaml" if is_for_pods else "config.yaml")
         if not self._may_replace and (path.exists() or path.is_symlink()):
@@ -178,7 +186,7 @@ class Interview:
             )
         return path.resolve()
 
-    def _take(self, question: "WizardQuestion") -> tuple[str, ...]:
+    def _take(self, question: WizardQuestion) -> tuple[str, ...]:
         """Take the answer from an option, or the default; return its faults."""
         value = self._given.get(question.name, question.default)
         if value is None:
@@ -190,7 +198,7 @@ class Interview:
             return error.faults
         return ()
 
-    def _ask(self, question: "WizardQuestion") -> None:
+    def _ask(self, question: WizardQuestion) -> None:
         # Adds line editing to the prompt.
         import readline  # noqa: F401
 
@@ -206,10 +214,8 @@ class Interview:
                 for fault in error.faults:
                     typer.echo(f"  ! {fault}")
 
-    def _accept(self, question: "WizardQuestion", value: str) -> None:
+    def _accept(self, question: WizardQuestion, value: str) -> None:
         """Check an answer and keep it; ask for a secret whose file does not exist yet."""
-        from bridge.admin.wizard import NO_WEBHOOKS, check_answer
-
         secrets = self._secrets
         if question.is_file and value != NO_WEBHOOKS:
             path = Path(value).expanduser().absolute()
@@ -221,8 +227,6 @@ class Interview:
         self._secrets = secrets
 
     def write(self) -> Path:
-        from bridge.admin.wizard import write_document, write_files
-
         path = self._path()
         write_files(self._secrets, path, write_document(self.answers), replaces=self._may_replace)
         for file in (*self._secrets, path):
@@ -242,12 +246,6 @@ def _ask_secret(path: Path) -> str:
 
 def _check_written(path: Path, *, is_wanted: bool, is_asked: bool) -> None:
     """Check the new configuration together with the environment, as `sms-bridge check` does."""
-    import os
-
-    from bridge.cli.check import try_everything
-    from bridge.config import load_settings
-    from bridge.start_checks import check_roles
-
     settings = load_settings(path, os.environ)
     check_roles(settings, ["worker", "webhook"])
     command = f"sms-bridge check --config {shlex.quote(str(path))} --online"
@@ -264,9 +262,7 @@ def _check_written(path: Path, *, is_wanted: bool, is_asked: bool) -> None:
     typer.echo(f"next: sms-bridge --config {shlex.quote(str(path))} all")
 
 
-def _print_next_steps(answers: "Answers", path: Path) -> None:
-    from bridge.admin.wizard import secrets_to_make
-
+def _print_next_steps(answers: Answers, path: Path) -> None:
     typer.echo("next: create the Secrets (each FILE holds one value), then install:")
     for name, keys in secrets_to_make(answers).items():
         files = " ".join(f"--from-file={key}=FILE" for key in keys)

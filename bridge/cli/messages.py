@@ -1,17 +1,18 @@
 """`sms-bridge send` and `listen`: publish a request, print inbound events."""
 
+import asyncio
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from bridge.admin.listen import listen as subscribe
+from bridge.admin.send import send_request
 from bridge.cli.options import ConfigFile, examples, read_settings, until_interrupted
 from bridge.cli.output import explain_unwritable
+from bridge.config import Settings
 from bridge.errors import EXIT_CLEAN, EXIT_FAILED, BridgeError
-
-if TYPE_CHECKING:
-    from bridge.config import Settings
 
 app = typer.Typer()
 
@@ -43,8 +44,6 @@ def send(  # noqa: PLR0913  an option each
     With --wait, the command also prints the outcome. It then exits with 1 if the message became a
     dead letter, or if no outcome arrived in time.
     """
-    import asyncio
-
     settings = read_settings(context, config)
     request = {"to": to, "from": sender, "text": text}
     seconds = timeout if wait else None
@@ -55,10 +54,8 @@ def send(  # noqa: PLR0913  an option each
 
 
 async def _send(
-    settings: "Settings", request: dict[str, str | None], *, is_urgent: bool, seconds: float | None
+    settings: Settings, request: dict[str, str | None], *, is_urgent: bool, seconds: float | None
 ) -> dict[str, Any] | None:
-    from bridge.admin.send import send_request
-
     wants_outcome = seconds is not None
     sending = send_request(settings, request, is_urgent=is_urgent, wants_outcome=wants_outcome)
     async with sending as sent:
@@ -94,15 +91,11 @@ def listen(
     When it is ready, the command prints a line to standard error. It misses no event after that,
     and takes no event from other subscribers.
     """
-    import asyncio
-
     settings = read_settings(context, config)
     until_interrupted(lambda: asyncio.run(_listen(settings, count)))
 
 
-async def _listen(settings: "Settings", count: int | None) -> None:
-    from bridge.admin.listen import listen as subscribe
-
+async def _listen(settings: Settings, count: int | None) -> None:
     async with subscribe(settings) as events:
         typer.echo(f"listening on the exchange {settings.webhook.exchange}", err=True)
         printed = 0

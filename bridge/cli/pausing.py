@@ -1,11 +1,16 @@
 """`sms-bridge pause` and `resume`: pause and resume every worker of the queue."""
 
+import asyncio
 from typing import Annotated
 
 import typer
 
+from bridge.admin.pausing import explain_paused
+from bridge.admin.pausing import pause as pause_workers
+from bridge.admin.pausing import resume as resume_workers
 from bridge.cli.options import ConfigFile, examples, read_settings
 from bridge.errors import ConfigError
+from bridge.topology.paused_queue import checked_reason
 
 app = typer.Typer()
 
@@ -31,12 +36,6 @@ def pause(
     configure. Requests in flight are finished. All other messages wait in their queues, and may
     expire there.
     """
-    import asyncio
-
-    from bridge.admin.pausing import explain_paused
-    from bridge.admin.pausing import pause as pause_workers
-    from bridge.topology.paused_queue import checked_reason
-
     settings = read_settings(context, config)
     try:
         reason = None if reason is None else checked_reason(reason)
@@ -59,10 +58,6 @@ def resume(context: typer.Context, config: ConfigFile = None) -> None:
     Messages that have expired during the pause become dead letters. Pauses that workers began by
     themselves also end by themselves.
     """
-    import asyncio
-
-    from bridge.admin.pausing import resume as resume_workers
-
     settings = read_settings(context, config)
     queue = settings.worker.queue
     was_paused = asyncio.run(resume_workers(settings))

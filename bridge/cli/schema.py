@@ -5,7 +5,10 @@ from typing import Any
 
 import typer
 
+from bridge.admin import asyncapi as contract
+from bridge.admin.asyncapi import event_schema, request_schema
 from bridge.cli.options import ConfigFile, examples, read_settings
+from bridge.config import Settings
 
 app = typer.Typer(
     name="schema",
@@ -22,24 +25,18 @@ def _print(document: dict[str, Any]) -> None:
 @app.command(name="config", epilog=examples("sms-bridge schema config > config.schema.json"))
 def config_() -> None:
     """Print the JSON Schema of the configuration."""
-    from bridge.config import Settings
-
     _print(Settings.model_json_schema())
 
 
 @app.command(epilog=examples("sms-bridge schema request > request.schema.json"))
 def request(context: typer.Context, *, config: ConfigFile = None) -> None:
     """Print the JSON Schema of a send request, with the configured limits."""
-    from bridge.admin.asyncapi import request_schema
-
     _print(request_schema(read_settings(context, config).worker))
 
 
 @app.command(epilog=examples("sms-bridge schema event > event.schema.json"))
 def event(context: typer.Context, *, config: ConfigFile = None) -> None:
     """Print the JSON Schema of an inbound event: routing key, properties, headers, body."""
-    from bridge.admin.asyncapi import event_schema
-
     _print(event_schema(read_settings(context, config)))
 
 
@@ -50,6 +47,4 @@ def event(context: typer.Context, *, config: ConfigFile = None) -> None:
 )
 def asyncapi(context: typer.Context, *, config: ConfigFile = None) -> None:
     """Print an AsyncAPI 3.0 document of all queues and exchanges, as configured."""
-    from bridge.admin import asyncapi as contract
-
     _print(contract.asyncapi(read_settings(context, config)))

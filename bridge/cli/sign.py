@@ -1,20 +1,21 @@
 """`sms-bridge sign`: sign a body as the SMS service signs its webhooks."""
 
+import shlex
 import sys
 import time
+import uuid
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
+from urllib.parse import urlsplit
 
 import typer
 
 from bridge.cli.options import ConfigFile, examples, read_settings
-from bridge.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from bridge.config import Settings
-    from bridge.webhook.endpoint import Endpoint
+from bridge.config import Settings
+from bridge.errors import ConfigError, InvalidSignatureError
+from bridge.webhook.endpoint import Endpoint
+from bridge.webhook.signatures.verify import sign as sign_webhook
 
 app = typer.Typer()
 
@@ -51,8 +52,6 @@ def sign(
     config: ConfigFile = None,
 ) -> None:
     """Sign a body as the service of an endpoint does, and print the headers, one per line."""
-    import shlex
-
     body = sys.stdin.buffer.read() if file is None else _read(file)
     endpoint = _choose(read_settings(context, config), path, curl)
     headers, query = _sign(endpoint, body, content_type)
@@ -74,11 +73,7 @@ def _read(file: Path) -> bytes:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
 
 
-def _choose(settings: "Settings", path: str | None, url: str | None) -> "Endpoint":
-    from urllib.parse import urlsplit
-
-    from bridge.webhook.endpoint import Endpoint
-
+def _choose(settings: Settings, path: str | None, url: str | None) -> Endpoint:
     keys = {one.path: key for key, one in settings.webhook.endpoints_by_key.items()}
     wanted = path
     if path is None:
@@ -92,20 +87,15 @@ def _choose(settings: "Settings", path: str | None, url: str | None) -> "Endpoin
 
 
 def _sign(
-    endpoint: "Endpoint", body: bytes, content_type: str
-) -> "tuple[Sequence[tuple[str, str]], bytes]":
-    import uuid
-
-    from bridge.errors import InvalidSignatureError
-    from bridge.webhook.signatures.verify import sign
-
+    endpoint: Endpoint, body: bytes, content_type: str
+) -> tuple[Sequence[tuple[str, str]], bytes]:
     if endpoint.scheme.algorithm == "ed25519":
         raise ConfigError(
             f"{endpoint.path}: its secret is the service's public key, which cannot sign; "
             "let the service send a webhook"
         )
     try:
-        signed = sign(
+        signed = sign_webhook(
             endpoint.scheme,
             endpoint.keys[0],
             body,

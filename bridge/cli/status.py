@@ -1,5 +1,6 @@
 """`sms-bridge status`: queues, workers and receivers on one screen, or as JSON."""
 
+import asyncio
 import json
 import os
 import shutil
@@ -9,21 +10,25 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing, nullcontext
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple
 
 import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
 
+from bridge.admin.admin_port_client import (
+    AdminPort,
+    PauseFacts,
+    explain_pause,
+    local_port,
+    parse_admin_port,
+)
+from bridge.admin.status import ProcessReport, QueueReport, Status, StatusReader, WorkerReport
 from bridge.cli.options import AsJson, ConfigFile, examples, read_settings, until_interrupted
 from bridge.cli.output import format_age, format_table, printable
+from bridge.config import Settings
 from bridge.errors import EXIT_FAILED, ConfigError
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.text import Text
-
-    from bridge.admin.admin_port_client import AdminPort, PauseFacts
-    from bridge.admin.status import ProcessReport, QueueReport, Status, WorkerReport
-    from bridge.config import Settings
 
 # From the start of one reading to the start of the next.
 WATCH_SECONDS: Final = 2.0
@@ -67,8 +72,6 @@ def status(
     The command exits with 1 if the broker, or an admin port given with --admin, does not answer.
     With --watch, it always exits with 0. With --watch and --json, each reading is one line.
     """
-    import asyncio
-
     settings = read_settings(context, config)
     ports = _ports(settings, admin or ())
     if watch:
@@ -80,9 +83,7 @@ def status(
         raise typer.Exit(EXIT_FAILED)
 
 
-def _ports(settings: "Settings", names: Sequence[str]) -> "list[AdminPort]":
-    from bridge.admin.admin_port_client import local_port, parse_admin_port
-
+def _ports(settings: Settings, names: Sequence[str]) -> list[AdminPort]:
     try:
         ports = [parse_admin_port(name, settings.admin.port) for name in names]
     except ValueError as error:
@@ -91,22 +92,13 @@ def _ports(settings: "Settings", names: Sequence[str]) -> "list[AdminPort]":
     return ports if ports or settings.admin.port == 0 else [local_port(settings.admin)]
 
 
-async def _read(settings: "Settings", ports: "list[AdminPort]") -> "Status":
-    from bridge.admin.status import StatusReader
-
+async def _read(settings: Settings, ports: list[AdminPort]) -> Status:
     async with aclosing(StatusReader(settings, ports)) as reader:
         return await reader.read()
 
 
-async def _watch(settings: "Settings", ports: "list[AdminPort]", *, as_json: bool) -> None:
+async def _watch(settings: Settings, ports: list[AdminPort], *, as_json: bool) -> None:
     """Show each status in place of the last, or below it if the cursor cannot be moved."""
-    import asyncio
-
-    from rich.console import Group
-    from rich.live import Live
-
-    from bridge.admin.status import StatusReader
-
     console = _console()
     is_screen = console.is_terminal and not console.is_dumb_terminal and not as_json
     live = Live(console=console, screen=True, auto_refresh=False) if is_screen else None
@@ -122,7 +114,7 @@ async def _watch(settings: "Settings", ports: "list[AdminPort]", *, as_json: boo
                 await asyncio.sleep(max(0.0, begun_at + WATCH_SECONDS - time.monotonic()))
 
 
-def _print(found: "Status", *, as_json: bool, indent: int | None = 2) -> None:
+def _print(found: Status, *, as_json: bool, indent: int | None = 2) -> None:
     if as_json:
         typer.echo(json.dumps(found.model_dump(), indent=indent))
         return
@@ -131,16 +123,12 @@ def _print(found: "Status", *, as_json: bool, indent: int | None = 2) -> None:
         console.print(text, soft_wrap=True)
 
 
-def _console() -> "Console":
-    from rich.console import Console
-
+def _console() -> Console:
     has_colours = not os.environ.get("NO_COLOR")
     return Console(highlight=False, color_system="auto" if has_colours else None)
 
 
-def _texts(found: "Status") -> "Iterator[Text]":
-    from rich.text import Text
-
+def _texts(found: Status) -> Iterator[Text]:
     width = min(WIDTH, shutil.get_terminal_size().columns) if sys.stdout.isatty() else WIDTH
     for line in format_status(found, width):
         # A line that is wider than the terminal is continued, not cut off.
@@ -157,7 +145,7 @@ class StatusLine(NamedTuple):
     style: Literal["bold", "red", ""] = ""
 
 
-def format_status(status: "Status", width: int = WIDTH) -> list[StatusLine]:
+def format_status(status: Status, width: int = WIDTH) -> list[StatusLine]:
     """Format a status as lines of printable characters.
 
     Sentences are wrapped at `width`; tables are as wide as their contents.
@@ -175,7 +163,7 @@ def format_status(status: "Status", width: int = WIDTH) -> list[StatusLine]:
     return [line._replace(text=printable(line.text)) for line in lines]
 
 
-def _summary(status: "Status") -> StatusLine:
+def _summary(status: Status) -> StatusLine:
     rates = status.rates
     if rates is None:
         done = "rates not known yet" if status.workers else "rates unknown: no worker answers"
@@ -196,7 +184,7 @@ def _wrapped(text: str, width: int, style: Literal["red", ""] = "") -> Iterator[
         yield StatusLine(line, style)
 
 
-def _faults(status: "Status") -> Iterator[str]:
+def _faults(status: Status) -> Iterator[str]:
     broker = status.broker
     if broker.fault is not None:
         yield f"BROKER  {broker.fault}"
@@ -231,9 +219,7 @@ def _faults(status: "Status") -> Iterator[str]:
     yield from _missing_workers(status)
 
 
-def _own_pauses(status: "Status") -> Iterator[str]:
-    from bridge.admin.admin_port_client import explain_pause
-
+def _own_pauses(status: Status) -> Iterator[str]:
     pauses: dict[tuple[str, str | None], list[PauseFacts]] = {}
     for _, worker in status.workers:
         for pause in worker.pauses:
@@ -249,7 +235,7 @@ def _own_pauses(status: "Status") -> Iterator[str]:
         yield f"PAUSED  {count}, {reason}{_since(first.since)}{answered}: {meaning}"
 
 
-def _missing_workers(status: "Status") -> Iterator[str]:
+def _missing_workers(status: Status) -> Iterator[str]:
     consumers = next((one.consumers for one in status.queues if one.role == "requests"), None)
     if status.queues_from != "broker" or consumers is None:
         return
@@ -276,7 +262,7 @@ def _age(moment: str | None) -> str:
     return format_age(time.time() - datetime.fromisoformat(moment).timestamp())
 
 
-def _queues(status: "Status", width: int) -> Iterator[StatusLine]:
+def _queues(status: Status, width: int) -> Iterator[StatusLine]:
     source = ""
     if status.queues_from == "workers":
         source = f"seen by a worker {_age(status.queues_at)} ago"
@@ -318,7 +304,7 @@ def _step(name: str, main: str) -> str:
     return name.removeprefix(f"{main}.").removeprefix("retry.").replace(".retry.", " ")
 
 
-def _ready(queue: "QueueReport") -> str:
+def _ready(queue: QueueReport) -> str:
     return "missing" if queue.exists is False else _count(queue.ready)
 
 
@@ -330,7 +316,7 @@ def _rate(per_second: float | None) -> str:
     return _UNKNOWN if per_second is None else f"{per_second:,.1f}"
 
 
-def _workers(status: "Status") -> Iterator[StatusLine]:
+def _workers(status: Status) -> Iterator[StatusLine]:
     rows = [
         (
             process.address,
@@ -344,7 +330,7 @@ def _workers(status: "Status") -> Iterator[StatusLine]:
     yield from _table(("WORKER", "HELD", "SENT/S", "RETRY/S", "DEAD/S", "LAST", "STATE"), rows)
 
 
-def _rates(worker: "WorkerReport") -> tuple[str, str, str]:
+def _rates(worker: WorkerReport) -> tuple[str, str, str]:
     if (rates := worker.rates) is None:
         return (_UNKNOWN, _UNKNOWN, _UNKNOWN)
     return (
@@ -354,7 +340,7 @@ def _rates(worker: "WorkerReport") -> tuple[str, str, str]:
     )
 
 
-def _receivers(status: "Status") -> Iterator[StatusLine]:
+def _receivers(status: Status) -> Iterator[StatusLine]:
     rows = [
         (
             process.address,
@@ -370,7 +356,7 @@ def _receivers(status: "Status") -> Iterator[StatusLine]:
     yield from _table(("WEBHOOK", "EVENTS/S", "REFUSED/S", "FAILED/S", "LAST", "STATE"), rows)
 
 
-def _state(process: "ProcessReport", worker: "WorkerReport | None") -> str:
+def _state(process: ProcessReport, worker: WorkerReport | None) -> str:
     if "not_draining" in process.failing:
         return "draining"
     if not process.is_connected:

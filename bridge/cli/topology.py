@@ -1,11 +1,18 @@
 """`sms-bridge topology`: show, compare or create the entities that the bridge needs."""
 
+import asyncio
 import json
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+import yaml
+from yarl import URL
 
+from bridge.admin import topology_formats
+from bridge.admin.management import Management, open_management, vhost_of
+from bridge.amqp.client import Connection
+from bridge.amqp.connecting import close_quietly, open_first_connection
 from bridge.cli.options import (
     ConfigFile,
     ManagementUrl,
@@ -15,14 +22,12 @@ from bridge.cli.options import (
     roles_of,
 )
 from bridge.cli.output import format_table
+from bridge.config import Settings
 from bridge.errors import EXIT_FAILED, BrokerError
-
-if TYPE_CHECKING:
-    from bridge.admin.management import Management
-    from bridge.amqp.client import Connection
-    from bridge.config import Settings
-    from bridge.topology.declarations import Topology
-    from bridge.topology.differences import Difference
+from bridge.topology.comparison import compare
+from bridge.topology.declarations import Topology, bridge_topology, name_of
+from bridge.topology.differences import Difference, is_unusable
+from bridge.topology.upkeep import provide
 
 app = typer.Typer(
     name="topology",
@@ -42,10 +47,8 @@ class TopologyFormat(StrEnum):
 
 def _read_topology(
     context: typer.Context, config: ConfigFile, role: OneRole
-) -> "tuple[Settings, Topology]":
+) -> tuple[Settings, Topology]:
     """Load the configuration, and return it with its topology."""
-    from bridge.topology.declarations import bridge_topology
-
     settings = read_settings(context, config)
     return settings, bridge_topology(settings, roles_of(role))
 
@@ -93,12 +96,6 @@ def show(
 
     The command does not connect to the broker.
     """
-    import yaml
-    from yarl import URL
-
-    from bridge.admin import topology_formats
-    from bridge.admin.management import vhost_of
-
     settings, topology = _read_topology(context, config, role)
     vhost = vhost_of(URL(settings.rabbitmq.url[0].get_secret_value()))
     match form:
@@ -134,8 +131,6 @@ def verify(
     The command creates nothing. For the main queues and exchanges, it also prints what a difference
     can cost. It can compare bindings only through the management API.
     """
-    import asyncio
-
     settings, topology = _read_topology(context, config, role)
     differences, hint = asyncio.run(_compare(settings, topology, management_url))
     for difference in differences:
@@ -166,11 +161,6 @@ def declare(
     The command changes nothing that exists. It exits with 1 if a retry queue or the dead-letter
     queue has other arguments, or if a permission is missing.
     """
-    import asyncio
-
-    from bridge.topology.declarations import name_of
-    from bridge.topology.differences import is_unusable
-
     settings, topology = _read_topology(context, config, role)
     differences = asyncio.run(_declare(settings, topology))
     unusable = [one for one in differences if is_unusable(one, "declare")]
@@ -184,10 +174,7 @@ def declare(
         raise typer.Exit(EXIT_FAILED)
 
 
-async def _declare(settings: "Settings", topology: "Topology") -> "list[Difference]":
-    from bridge.amqp.connecting import close_quietly, open_first_connection
-    from bridge.topology.upkeep import provide
-
+async def _declare(settings: Settings, topology: Topology) -> list[Difference]:
     connection = await open_first_connection(settings.rabbitmq, name="topology")
     try:
         return await provide(connection, topology, "declare")
@@ -196,13 +183,9 @@ async def _declare(settings: "Settings", topology: "Topology") -> "list[Differen
 
 
 async def _compare(
-    settings: "Settings", topology: "Topology", url: str | None
-) -> "tuple[list[Difference], str | None]":
+    settings: Settings, topology: Topology, url: str | None
+) -> tuple[list[Difference], str | None]:
     """Return the differences, and the reason if bindings were not compared."""
-    from bridge.admin.management import open_management
-    from bridge.amqp.connecting import close_quietly, open_first_connection
-    from bridge.topology.comparison import compare
-
     connection = await open_first_connection(settings.rabbitmq, name="topology")
     try:
         differences = [difference async for difference in compare(connection, topology)]
@@ -218,7 +201,7 @@ async def _compare(
         await close_quietly(connection)
 
 
-async def _check_same_cluster(connection: "Connection", management: "Management") -> None:
+async def _check_same_cluster(connection: Connection, management: Management) -> None:
     """Raise BrokerError if the management API belongs to another broker than the connection."""
     transport = connection.transport
     told: Any = {} if transport is None else transport.connection.server_properties
