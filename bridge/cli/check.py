@@ -17,7 +17,6 @@ from bridge.cli.options import (
     ConfigFile,
     ManagementUrl,
     OneRole,
-    RoleName,
     examples,
     read_settings,
     roles_of,
@@ -151,9 +150,9 @@ def _differing(masked: Any, value: Any, default: Any) -> Any:  # noqa: ANN401  J
     return masked
 
 
-def _missing(settings: Settings, role: RoleName | None) -> dict[Role, str | None]:
+def _missing(settings: Settings, role: Role | None) -> dict[Role, str | None]:
     missing = check_roles(settings, roles_of(role))
-    if role is not None and (why := missing[role.value]):
+    if role is not None and (why := missing[role]):
         raise ConfigError(why)
     return missing
 

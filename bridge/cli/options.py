@@ -4,9 +4,8 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -18,13 +17,6 @@ if TYPE_CHECKING:
     from bridge.config import Role, Settings
 
 
-class RoleName(StrEnum):
-    """The roles, as an option takes them."""
-
-    WORKER = "worker"
-    WEBHOOK = "webhook"
-
-
 ConfigFile = Annotated[
     Path | None,
     typer.Option(
@@ -34,7 +26,10 @@ ConfigFile = Annotated[
         show_default=False,
     ),
 ]
-OneRole = Annotated[RoleName | None, typer.Option("--role", help="Only this role. Default: both.")]
+OneRole = Annotated[
+    Literal["worker", "webhook"] | None,
+    typer.Option("--role", help="Only this role. Default: both."),
+]
 ManagementUrl = Annotated[
     str | None,
     typer.Option(
@@ -62,8 +57,8 @@ def read_settings(context: typer.Context, config: Path | None) -> "Settings":
     return load_settings(path, os.environ)
 
 
-def roles_of(role: RoleName | None) -> "list[Role]":
-    return ["worker", "webhook"] if role is None else [role.value]
+def roles_of(role: "Role | None") -> "list[Role]":
+    return ["worker", "webhook"] if role is None else [role]
 
 
 def examples(*lines: str) -> str:

@@ -2,8 +2,7 @@
 
 import asyncio
 import json
-from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 import yaml
@@ -37,14 +36,6 @@ app = typer.Typer(
 )
 
 
-class TopologyFormat(StrEnum):
-    """The formats of `topology show`."""
-
-    TABLE = "table"
-    OPERATOR = "operator"
-    DEFINITIONS = "definitions"
-
-
 def _read_topology(
     context: typer.Context, config: ConfigFile, role: OneRole
 ) -> tuple[Settings, Topology]:
@@ -66,13 +57,13 @@ def show(
     context: typer.Context,
     *,
     form: Annotated[
-        TopologyFormat,
+        Literal["table", "operator", "definitions"],
         typer.Option(
             "--format",
             help="operator prints custom resources for RabbitMQ's messaging topology operator. "
             "definitions prints a file for rabbitmqctl import_definitions.",
         ),
-    ] = TopologyFormat.TABLE,
+    ] = "table",
     cluster: Annotated[
         str, typer.Option(help="With operator: the name of the RabbitmqCluster.")
     ] = "rabbitmq",
@@ -99,14 +90,14 @@ def show(
     settings, topology = _read_topology(context, config, role)
     vhost = vhost_of(URL(settings.rabbitmq.url[0].get_secret_value()))
     match form:
-        case TopologyFormat.TABLE:
+        case "table":
             head = ("KIND", "NAME", "ARGUMENTS")
             for line in format_table(head, topology_formats.rows(topology)):
                 typer.echo(line)
-        case TopologyFormat.DEFINITIONS:
+        case "definitions":
             document = topology_formats.definitions(topology, vhost=vhost, policy=policy)
             typer.echo(json.dumps(document, indent=2))
-        case TopologyFormat.OPERATOR:
+        case "operator":
             resources = topology_formats.custom_resources(
                 topology, vhost=vhost, cluster=cluster, namespace=namespace, policy=policy
             )
