@@ -94,15 +94,21 @@ def _read_note(content: object) -> Note | None:
 
 
 # A word of a closed set, which may be longer in a later version.
-_Word = Annotated[str, Field(pattern=r"^[a-z][a-z_]{0,39}$")]
-_MOMENT: Final = r"^(19[7-9]|[2-9]\d\d)\d-\d\d-\d\dT\d\d:\d\d:\d\dZ$"
-# Ten years, the longest wait that a service may request.
-_MOST_SECONDS: Final = 10 * 366 * 86400
+Word = Annotated[str, Field(pattern=r"^[a-z][a-z_]{0,39}$")]
 
 
-def _checked_moment(text: str) -> str:
+def _check_moment(text: str) -> str:
     datetime.fromisoformat(text)
     return text
+
+
+Moment = Annotated[
+    str,
+    Field(pattern=r"^(19[7-9]|[2-9]\d\d)\d-\d\d-\d\dT\d\d:\d\d:\d\dZ$"),
+    AfterValidator(_check_moment),
+]
+# Ten years, the longest wait that a service may request.
+_MOST_SECONDS: Final = 10 * 366 * 86400
 
 
 class PauseFacts(BaseModel):
@@ -112,19 +118,19 @@ class PauseFacts(BaseModel):
     queue in which RabbitMQ stores no copy, and how it refuses.
     """
 
-    reason: _Word
-    since: Annotated[str, Field(pattern=_MOMENT), AfterValidator(_checked_moment)] | None = None
+    reason: Word
+    since: Moment | None = None
     status: Annotated[int, Field(ge=100, le=999)] | None = None
     code: Annotated[str, Field(pattern="^[!-~]{1,64}$")] | None = None
     queue: Annotated[str, Field(max_length=255)] | None = None
-    fault: _Word | None = None
+    fault: Word | None = None
 
 
 class WorkerFacts(BaseModel):
     """The state of a worker. `paused` is the reason of the pause that stops it now."""
 
     queue: Annotated[str, Field(max_length=255)]
-    paused: _Word | None = None
+    paused: Word | None = None
     pauses: Annotated[tuple[PauseFacts, ...], Field(max_length=50)] = ()
     paused_by_operator: Annotated[Any, BeforeValidator(_read_note)] = None
     outage_suspected: bool = False
@@ -144,7 +150,7 @@ class RefusedEndpoint(BaseModel):
     """An endpoint at which every webhook of the last hour was refused."""
 
     endpoint: Annotated[str, Field(pattern=r"^webhook(\.endpoints\.\d{1,2})?$")]
-    why: _Word
+    why: Word
     refused: int
 
 
@@ -158,7 +164,7 @@ class HealthReport(BaseModel):
     """The answer of /readyz; `worker` and `webhook` are None if that role does not run there."""
 
     status: Literal["ok", "failing"]
-    checks: Annotated[dict[_Word, Literal["ok", "failing"]], Field(max_length=50)]
+    checks: Annotated[dict[Word, Literal["ok", "failing"]], Field(max_length=50)]
     worker: WorkerFacts | None = None
     webhook: WebhookFacts | None = None
 

@@ -6,21 +6,22 @@ a rate is measured between two readings. No member can hold a phone number, a te
 """
 
 import asyncio
-import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from bridge.admin.admin_port_client import (
     STRANGER,
     AdminPort,
     Client,
     HealthReport,
+    Moment,
     PauseFacts,
+    Word,
     WorkerFacts,
     addresses_of,
     open_client,
@@ -48,7 +49,10 @@ MAX_PORTS: Final = 256
 RATE_SECONDS: Final = 1.0
 
 
-# The models
+# The models. Their types refuse what no role reports, such as a phone number in place of a label.
+
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class BrokerReport(BaseModel, frozen=True):
@@ -84,9 +88,9 @@ class OperatorPauseReport(BaseModel, frozen=True):
 class RatesReport(BaseModel, frozen=True):
     """Deliveries per second, by outcome."""
 
-    sent_per_second: float
-    retried_per_second: float
-    dead_per_second: float
+    sent_per_second: Rate
+    retried_per_second: Rate
+    dead_per_second: Rate
 
 
 class WorkerReport(BaseModel, frozen=True):
@@ -103,26 +107,26 @@ class WorkerReport(BaseModel, frozen=True):
     retry_after_seconds: float
     is_consuming: bool
     is_standby: bool | None = None
-    held: int
-    in_flight: int
-    oldest_seconds: float | None
-    last_sent_at: str | None
+    held: Count
+    in_flight: Count
+    oldest_seconds: Rate | None
+    last_sent_at: Moment | None
     rates: RatesReport | None
-    sent: int
-    stored: int = 0
-    returned: int = 0
-    retried: Mapping[str, int]
-    dead: Mapping[str, int]
+    sent: Count
+    stored: Count = 0
+    returned: Count = 0
+    retried: Mapping[Word, Count]
+    dead: Mapping[Word, Count]
 
 
 class ReceiverReport(BaseModel, frozen=True):
     """One webhook receiver; `events` counts its webhooks since its start by outcome."""
 
-    last_event_at: str | None
-    published_per_second: float | None
-    refused_per_second: float | None
-    failed_per_second: float | None
-    events: Mapping[str, int]
+    last_event_at: Moment | None
+    published_per_second: Rate | None
+    refused_per_second: Rate | None
+    failed_per_second: Rate | None
+    events: Mapping[Word, Count]
 
 
 class ProcessReport(BaseModel, frozen=True):
@@ -134,7 +138,7 @@ class ProcessReport(BaseModel, frozen=True):
     name: str
     address: str
     fault: str | None
-    version: str | None = None
+    version: Annotated[str, Field(pattern="^[0-9A-Za-z.+!_-]{1,64}$")] | None = None
     failing: Sequence[str] = ()
     is_connected: bool | None = None
     worker: WorkerReport | None = None
@@ -195,49 +199,23 @@ _EVENTS: Final = "sms_bridge_webhook_events_total"
 _PUBLISHED: Final = ("published", "unparsed")
 _REFUSED: Final = ("invalid_signature", "too_large", "incomplete")
 _FAILED: Final = ("publish_failed", "overloaded")
-# The year 10000, from which on other programs cannot read a date.
-_LAST_MOMENT: Final = 253_402_300_800
-# Above every real count, and exact as a float.
-_MOST: Final = 2**53
-_WORD: Final = re.compile("[a-z][a-z0-9_]{0,39}")
-_VERSION: Final = re.compile("[0-9A-Za-z.+!_-]{1,64}")
 
 
 class Reading(NamedTuple):
-    """The answers of a role, with their time by the monotonic clock.
-
-    The methods raise ValueError for values and labels that no role reports.
-    """
+    """The answers of a role, with their time by the monotonic clock."""
 
     at: float
     health: HealthReport
     scrape: Scrape
 
-    def total(self, name: str, **labels: str) -> float:
-        """Return the sum of the samples with this name and these labels."""
-        most = _LAST_MOMENT if name.endswith("_timestamp_seconds") else _MOST
-        values = [value for _, value in self.scrape.samples(name, **labels)]
-        # Every comparison with NaN is false.
-        if not (all(0 <= value < most for value in values) and sum(values) < most):
-            raise ValueError(f"{name}: an impossible value")
-        return sum(values)
-
     def count(self, name: str, **labels: str) -> int:
-        return int(self.total(name, **labels))
+        """Return the sum of the samples with this name and these labels."""
+        return int(self.scrape.total(name, **labels))
 
     def moment(self, name: str) -> str | None:
         """Return the latest time among the samples with this name."""
-        self.total(name)
         seconds = max((value for _, value in self.scrape.samples(name)), default=0.0)
         return utc_text(seconds) if seconds else None
-
-    def by(self, label: str, name: str, **labels: str) -> dict[str, int]:
-        """Return the non-zero counts by the value of a label, which must be a word."""
-        words = {found.get(label, "") for found, _ in self.scrape.samples(name, **labels)}
-        if not all(map(_WORD.fullmatch, words)):
-            raise ValueError(f"{name}: an impossible label")
-        counts = {word: self.count(name, **labels, **{label: word}) for word in sorted(words)}
-        return {word: count for word, count in counts.items() if count}
 
     def of_queue(self, name: str, queue: str) -> int | None:
         """Return what the worker last read of a queue; None if it does not read that queue."""
@@ -249,10 +227,10 @@ class Reading(NamedTuple):
     ) -> float | None:
         """Return the rate of these outcomes; None without an earlier reading of this process."""
         start = "process_start_time_seconds"
-        if before is None or self.total(start) != before.total(start):
+        if before is None or self.scrape.total(start) != before.scrape.total(start):
             return None
         count = sum(
-            self.total(name, outcome=one) - before.total(name, outcome=one) for one in outcomes
+            self.count(name, outcome=one) - before.count(name, outcome=one) for one in outcomes
         )
         seconds = self.at - before.at
         # There is no rate if no time has passed or a counter has decreased.
@@ -262,20 +240,17 @@ class Reading(NamedTuple):
 class QueueView(NamedTuple):
     """The queues and an operator's pause, from the broker or a worker's last reading of it.
 
-    `at` is in unix seconds, 0 if the worker has read nothing yet. `is_paused` is None if unknown.
+    `at` is None if the worker has read nothing yet, `is_paused` is None if that is unknown.
     """
 
-    at: float
+    at: str | None
     queues: Sequence[QueueReport]
     is_paused: bool | None = None
     note: Note | None = None
 
 
-class DescribedProcess(NamedTuple):
-    """The report on a process, and its view of the queues if it is a worker."""
-
-    report: ProcessReport
-    view: QueueView | None = None
+# The report on a process, and its view of the queues if it is a worker.
+DescribedProcess = tuple[ProcessReport, QueueView | None]
 
 
 def describe(
@@ -287,45 +262,42 @@ def describe(
 ) -> DescribedProcess:
     """Report on a process; a worker of another queue than the first of `queues` is a fault.
 
-    Raises ValueError if the answers cannot be those of a role.
+    Raises ValueError, LookupError, OverflowError or OSError for answers that no role gives.
     """
     facts, where = reading.health.worker, {"name": str(name), "address": str(address)}
     if facts is not None and facts.queue != queues[0].name:
         fault = "a worker of another queue answers"
-        return DescribedProcess(ProcessReport(**where, fault=fault))
+        return ProcessReport(**where, fault=fault), None
     builds = (labels for labels, _ in reading.scrape.samples("sms_bridge_build_info"))
-    versions = (labels.get("version", "") for labels in builds)
     is_receiver = any(reading.scrape.samples(_EVENTS))
     report = ProcessReport(
         **where,
         fault=None,
-        version=next(filter(_VERSION.fullmatch, versions), None),
+        version=next(builds, {}).get("version"),
         failing=[check for check, result in reading.health.checks.items() if result != "ok"],
-        is_connected=reading.total("sms_bridge_amqp_connection_up") > 0,
+        is_connected=reading.scrape.total("sms_bridge_amqp_connection_up") > 0,
         worker=None if facts is None else _describe_worker(facts, reading, before),
         webhook=_describe_receiver(reading, before) if is_receiver else None,
     )
     if facts is None:
-        return DescribedProcess(report)
-    at = reading.total("sms_bridge_worker_queue_stats_timestamp_seconds")
-    ready, consumers = (
-        {
-            one.name: reading.of_queue(f"sms_bridge_worker_queue_{metric}", one.name)
-            for one in queues
-        }
-        for metric in ("messages_ready", "consumers")
-    )
+        return report, None
     seen = [
-        one.model_copy(update={"ready": ready[one.name], "consumers": consumers[one.name]})
+        one.model_copy(
+            update={
+                "ready": reading.of_queue("sms_bridge_worker_queue_messages_ready", one.name),
+                "consumers": reading.of_queue("sms_bridge_worker_queue_consumers", one.name),
+            }
+        )
         for one in queues
     ]
+    at = reading.moment("sms_bridge_worker_queue_stats_timestamp_seconds")
     # A worker that is not paused by an operator does not prove that there is no pause.
     is_paused = any(pause.reason == "operator" for pause in facts.pauses) or None
-    return DescribedProcess(report, QueueView(at, seen, is_paused, facts.paused_by_operator))
+    return report, QueueView(at, seen, is_paused, facts.paused_by_operator)
 
 
 def _describe_worker(facts: WorkerFacts, reading: Reading, before: Reading | None) -> WorkerReport:
-    oldest = reading.total("sms_bridge_worker_oldest_held_message_timestamp_seconds")
+    oldest = reading.scrape.total("sms_bridge_worker_oldest_held_message_timestamp_seconds")
     outcomes = ("sent", "retried", "dead")
     rates = {
         f"{one}_per_second": rate
@@ -337,7 +309,7 @@ def _describe_worker(facts: WorkerFacts, reading: Reading, before: Reading | Non
         pauses=facts.pauses,
         outage_suspected=facts.outage_suspected,
         retry_after_seconds=facts.retry_after_seconds,
-        is_consuming=reading.total("sms_bridge_worker_consumer_up") > 0,
+        is_consuming=reading.scrape.total("sms_bridge_worker_consumer_up") > 0,
         is_standby=facts.standby,
         held=reading.count("sms_bridge_worker_messages_in_progress"),
         in_flight=reading.count("sms_bridge_worker_provider_requests_in_flight"),
@@ -347,8 +319,8 @@ def _describe_worker(facts: WorkerFacts, reading: Reading, before: Reading | Non
         stored=reading.count(_LADDER, event="stored"),
         returned=reading.count(_LADDER, event="returned"),
         sent=reading.count(_PROCESSED, outcome="sent"),
-        retried=reading.by("reason", _PROCESSED, outcome="retried"),
-        dead=reading.by("reason", _PROCESSED, outcome="dead"),
+        retried=reading.scrape.by("reason", _PROCESSED, outcome="retried"),
+        dead=reading.scrape.by("reason", _PROCESSED, outcome="dead"),
     )
 
 
@@ -358,7 +330,7 @@ def _describe_receiver(reading: Reading, before: Reading | None) -> ReceiverRepo
         published_per_second=reading.per_second(before, _EVENTS, _PUBLISHED),
         refused_per_second=reading.per_second(before, _EVENTS, _REFUSED),
         failed_per_second=reading.per_second(before, _EVENTS, _FAILED),
-        events=reading.by("outcome", _EVENTS),
+        events=reading.scrape.by("outcome", _EVENTS),
     )
 
 
@@ -412,23 +384,17 @@ class StatusReader:
         return BrokerReport(fault=fault, stores=None), None
 
     async def _ask_broker(self) -> tuple[BrokerReport, QueueView]:
-        while True:
-            self._asking = await self._connected(self._asking, "status")
-            self._publishing = await self._connected(self._publishing, "status publish")
-            refused = set[str]()
-            sizes = {
-                one.name: await try_to_read_queue(self._asking, one.name, refused=refused)
-                for one in self._queues
-            }
-            if refused or any(sizes.values()):
-                break
-            # Only now it shows if the connection has ended since the last reading.
-            if not _is_lost(self._asking):
-                raise BrokerError(
-                    "it does not answer about the queues; look at its log and its nodes"
-                )
+        self._asking = await self._connected(self._asking, "status")
+        self._publishing = await self._connected(self._publishing, "status publish")
+        refused = set[str]()
+        sizes = {
+            one.name: await try_to_read_queue(self._asking, one.name, refused=refused)
+            for one in self._queues
+        }
+        if not (refused or any(sizes.values())):
+            raise BrokerError("it does not answer about the queues; look at its log and its nodes")
         queues = [_as_broker_says(one, sizes[one.name]) for one in self._queues]
-        view = QueueView(time.time(), queues)
+        view = QueueView(utc_text(time.time()), queues)
         with suppress(BrokerError):
             paused = await find_pause(
                 self._asking, self._queues[0].name, publishing=self._publishing
@@ -466,23 +432,21 @@ class StatusReader:
             reading = Reading(time.monotonic(), health, scrape)
             described = describe(name, address, reading, before, self._queues)
         except BridgeError as error:
-            fault = str(error)
-        except ValueError:
-            fault = STRANGER
-        else:
-            self._readings[address] = reading
-            return described
-        return DescribedProcess(ProcessReport(name=str(name), address=str(address), fault=fault))
+            return ProcessReport(name=str(name), address=str(address), fault=str(error)), None
+        except (ValueError, LookupError, OverflowError, OSError):
+            return ProcessReport(name=str(name), address=str(address), fault=STRANGER), None
+        self._readings[address] = reading
+        return described
 
     async def _look_up(self) -> tuple[dict[AdminPort, AdminPort], list[DescribedProcess]]:
         """Return the name of each address, and reports on names without an address."""
         names: dict[AdminPort, AdminPort] = {}
-        unknown = []
+        unknown: list[DescribedProcess] = []
         found = await asyncio.gather(*map(addresses_of, self._ports), return_exceptions=True)
         for name, addresses in zip(self._ports, found, strict=True):
             if isinstance(addresses, BridgeError):
                 report = ProcessReport(name=str(name), address=str(name), fault=str(addresses))
-                unknown.append(DescribedProcess(report))
+                unknown.append((report, None))
             elif isinstance(addresses, BaseException):
                 raise addresses
             else:
@@ -520,11 +484,12 @@ def put_together(
     described: Sequence[DescribedProcess],
 ) -> Status:
     """Combine all answers; `queues` is used if no answer has their sizes."""
-    processes = [one.report for one in described]
+    processes = [report for report, _ in described]
     workers = [one.worker for one in processes if one.worker is not None]
-    views = [one.view for one in described if one.view is not None]
-    asked = [view for view in views if view.at]
-    view = broker_view or max(asked, key=lambda one: one.at, default=None)
+    views = [view for _, view in described if view is not None]
+    view = broker_view or max(
+        (view for view in views if view.at), key=lambda one: one.at or "", default=None
+    )
     # If the broker does not tell, a worker that is paused by an operator does.
     told = (one for one in (broker_view, *views) if one is not None and one.is_paused is not None)
     pause = next(told, None)
@@ -537,7 +502,7 @@ def put_together(
         broker=broker,
         queues=queues,
         queues_from=None if view is None else "workers" if broker_view is None else "broker",
-        queues_at=None if view is None else utc_text(view.at),
+        queues_at=None if view is None else view.at,
         is_paused_by_operator=None if pause is None else pause.is_paused,
         paused_by_operator=None
         if note is None
@@ -557,10 +522,8 @@ def put_together(
 
 
 def _as_broker_says(queue: QueueReport, sizes: QueueSizes | None) -> QueueReport:
-    if sizes is None:
-        return queue
-    if not sizes.exists:
-        return queue.model_copy(update={"exists": False})
+    if sizes is None or not sizes.exists:
+        return queue.model_copy(update={"exists": None if sizes is None else False})
     counts = {"exists": True, "ready": sizes.ready, "consumers": sizes.consumers}
     return queue.model_copy(update=counts)
 
@@ -568,8 +531,6 @@ def _as_broker_says(queue: QueueReport, sizes: QueueSizes | None) -> QueueReport
 def _sum_rates(rates: Sequence[RatesReport]) -> RatesReport | None:
     if not rates:
         return None
-    return RatesReport(
-        sent_per_second=round(sum(one.sent_per_second for one in rates), 2),
-        retried_per_second=round(sum(one.retried_per_second for one in rates), 2),
-        dead_per_second=round(sum(one.dead_per_second for one in rates), 2),
-    )
+    names = RatesReport.model_fields
+    sums = {name: round(sum(getattr(one, name) for one in rates), 2) for name in names}
+    return RatesReport(**sums)

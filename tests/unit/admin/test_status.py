@@ -14,7 +14,6 @@ from bridge.admin.admin_port_client import AdminPort, HealthReport, PauseFacts, 
 from bridge.admin.status import (
     MAX_PORTS,
     BrokerReport,
-    DescribedProcess,
     OperatorPauseReport,
     ProcessReport,
     QueueReport,
@@ -257,7 +256,7 @@ def reading(
 
 
 def described(now: Reading, before: Reading | None = None) -> ProcessReport:
-    return describe(NAME, PORT, now, before, QUEUES).report
+    return describe(NAME, PORT, now, before, QUEUES)[0]
 
 
 def described_worker(now: Reading, before: Reading | None = None) -> WorkerReport:
@@ -346,7 +345,9 @@ ANSWERS = BrokerReport(fault=None, stores=True)
 RATES = RatesReport(sent_per_second=1.5, retried_per_second=0.1, dead_per_second=0.0)
 
 
-def seen(at: float, ready: int | None, note: Note | None = None, **facts: Any) -> DescribedProcess:
+def seen(
+    at: float, ready: int | None, note: Note | None = None, **facts: Any
+) -> tuple[ProcessReport, QueueView | None]:
     page = f"sms_bridge_worker_queue_stats_timestamp_seconds {at}\n"
     if ready is not None:
         page += f'sms_bridge_worker_queue_messages_ready{{queue="q"}} {ready}\n'
@@ -357,7 +358,7 @@ def seen(at: float, ready: int | None, note: Note | None = None, **facts: Any) -
     report, view = describe(NAME, PORT, Reading(0.0, health, Scrape(page)), None, QUEUES)
     assert report.worker is not None
     changed = report.worker.model_copy(update=facts)
-    return DescribedProcess(report.model_copy(update={"worker": changed}), view)
+    return report.model_copy(update={"worker": changed}), view
 
 
 def sizes(found: Status) -> list[tuple[bool | None, int | None, int | None]]:
@@ -374,7 +375,7 @@ def test_queues_as_a_worker_saw_them() -> None:
 
 
 def test_the_broker_has_the_last_word() -> None:
-    view = QueueView(1_900_000_000, [QUEUES[0].model_copy(update={"ready": 7})], False)
+    view = QueueView("2030-03-17T17:46:40Z", [QUEUES[0].model_copy(update={"ready": 7})], False)
     resumed = put_together(QUEUES, ANSWERS, view, [seen(1_900_000_060, 99, NOTE)])
     paused = put_together(QUEUES, ANSWERS, view._replace(is_paused=True, note=NOTE), [seen(0, 0)])
 
@@ -385,7 +386,7 @@ def test_the_broker_has_the_last_word() -> None:
 
 def test_without_the_broker_a_worker_tells_of_a_pause() -> None:
     obeying = put_together(QUEUES, SILENT, None, [seen(0, 0), seen(1, 0, NOTE)])
-    view = QueueView(1_900_000_000, QUEUES)
+    view = QueueView("2030-03-17T17:46:40Z", QUEUES)
     unsure = put_together(QUEUES, ANSWERS, view, [seen(1, 0, NOTE)])
     unknown = put_together(QUEUES, ANSWERS, view, [seen(1, 0)])
 
