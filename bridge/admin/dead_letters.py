@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any, Final
 
 from bridge.admin.move import (
@@ -85,7 +84,7 @@ class DeadLetter:
         }
 
     def record(self) -> dict[str, Any]:
-        """Return the whole letter as plain data, with `body_base64` if the body is not text."""
+        """Return the whole letter for `write_record`, with `body_base64` if it is not text."""
         properties = {
             name: value
             for name, value in as_facts(self.message.properties).items()
@@ -95,12 +94,8 @@ class DeadLetter:
             body = {"body": self.message.body.decode("utf-8")}
         except UnicodeDecodeError:
             body = {"body_base64": base64.b64encode(self.message.body).decode()}
-        return {
-            **self.summary(),
-            "properties": _plain(properties),
-            "headers": _plain(self.message.properties.headers or {}),
-            **body,
-        }
+        headers = self.message.properties.headers or {}
+        return {**self.summary(), "properties": properties, "headers": headers, **body}
 
 
 def _parsed(body: Body | str) -> object:
@@ -121,37 +116,16 @@ def _count(value: object) -> int | None:
     return value if type(value) is int and value >= 0 else None
 
 
-def _plain(value: Any) -> Any:  # noqa: ANN401  a header may be anything
-    match value:
-        case dict():
-            return {str(name): _plain(item) for name, item in value.items()}
-        case list() | tuple():
-            return [_plain(item) for item in value]
-        case bytes() | bytearray():
-            return {"base64": base64.b64encode(value).decode()}
-        case datetime():
-            return value.isoformat()
-        case None | bool() | int() | float() | str():
-            return value
-        case _:
-            return str(value)
-
-
 # Masking
 
-_SHOWN_PROPERTIES: Final = frozenset(
+_SHOWN: Final = frozenset(
     (
         *("content_type", "content_encoding", "delivery_mode", "priority"),
-        *("message_id", "timestamp", "message_type", "app_id"),
-    )
-)
-_SHOWN_HEADERS: Final = frozenset(
-    (
+        *("message_id", "timestamp", "message_type", "app_id", "traceparent", "tracestate"),
         *(envelope.EXPIRES_AT, envelope.NOT_BEFORE, envelope.ON_UNCERTAIN, envelope.REASON),
         *(envelope.DETAIL, envelope.ATTEMPTS, envelope.UNCERTAIN_ATTEMPTS, envelope.STATUS),
         *(envelope.FIRST_DELIVERED_AT, envelope.COPIES, envelope.DEAD_AT, envelope.DELIVERY_COUNT),
         *(envelope.CODE, envelope.MEANING, envelope.QUEUE, envelope.EARLIER_SPAN),
-        *("traceparent", "tracestate"),
     )
 )
 _HIDDEN: Final = "***"
@@ -165,27 +139,24 @@ def mask_number(number: str) -> str:
 
 def mask_record(record: dict[str, Any]) -> dict[str, Any]:
     """Mask everything in a record that could be personal data; the names of members stay."""
-    masked = dict(record)
-    for part, shown in (("properties", _SHOWN_PROPERTIES), ("headers", _SHOWN_HEADERS)):
-        masked[part] = {
-            name: value if name in shown else _HIDDEN for name, value in record[part].items()
-        }
-    masked.pop("body_base64", None)
-    masked["body"] = _mask_body(record.get("body", ""))
-    return masked
+    masked = {
+        part: {name: value if name in _SHOWN else _HIDDEN for name, value in record[part].items()}
+        for part in ("properties", "headers")
+    }
+    rest = {name: value for name, value in record.items() if name != "body_base64"}
+    return rest | masked | {"body": _mask_body(record.get("body", ""))}
 
 
 def _mask_body(body: str) -> str:
     document = _parsed(body)
     if not isinstance(document, dict):
         return f"<{len(body)} characters>"
-    return json.dumps({name: _mask_member(name, value) for name, value in document.items()})
-
-
-def _mask_member(name: str, value: object) -> str:
-    if not isinstance(value, str):
-        return _HIDDEN
-    return {"to": mask_number(value), "text": f"<{len(value)} characters>"}.get(name, _HIDDEN)
+    masked = dict.fromkeys(document, _HIDDEN)
+    if isinstance(number := document.get("to"), str):
+        masked["to"] = mask_number(number)
+    if isinstance(text := document.get("text"), str):
+        masked["text"] = f"<{len(text)} characters>"
+    return json.dumps(masked)
 
 
 # Selection

@@ -1,6 +1,7 @@
 """The replacements of a message that leaves its queue: a confirmed copy, or a line in a file."""
 
 import asyncio
+import base64
 import json
 import os
 import uuid
@@ -131,6 +132,21 @@ def new_publisher(settings: Settings) -> Publisher:
     return Publisher(metrics, timeout_seconds=PUBLISH_SECONDS)
 
 
+def write_record(record: object, *, indent: int | None = None) -> str:
+    """Write JSON; bytes in headers become `{"base64": ...}`, other AMQP values become text."""
+    return json.dumps(record, indent=indent, default=_write_value)
+
+
+def _write_value(value: object) -> object:
+    match value:
+        case bytes() | bytearray():
+            return {"base64": base64.b64encode(value).decode()}
+        case datetime():
+            return value.isoformat()
+        case _:
+            return str(value)
+
+
 def write_time(seconds: float | None) -> str | None:
     """Format unix seconds for a JSON record."""
     if seconds is None:
@@ -172,7 +188,7 @@ class NewLinesFile:
         try:
             # One at a time, because a record may have megabytes.
             for record in records:
-                line = memoryview(f"{json.dumps(record)}\n".encode("ascii"))
+                line = memoryview(f"{write_record(record)}\n".encode("ascii"))
                 self._is_empty = False
                 while line:
                     line = line[os.write(self._descriptor, line) :]

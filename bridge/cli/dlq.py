@@ -20,7 +20,7 @@ from bridge.admin.dead_letters import (
     mask_record,
     open_dead_letters,
 )
-from bridge.admin.replacement import NewLinesFile
+from bridge.admin.replacement import NewLinesFile, write_record
 from bridge.cli.options import (
     AsJson,
     AtMost,
@@ -324,7 +324,7 @@ _HEAD: Final = _ROW.format("AGE", "REASON", "TRIES", "STATUS", "CODE", "TO", "ME
 def _form_letter(row: dict[str, Any], *, as_json: bool, reveal: bool) -> str:
     """Format a letter as one line, or its whole record as JSON."""
     if "headers" in row:
-        return json.dumps(row if reveal else mask_record(row), indent=2)
+        return write_record(row if reveal else mask_record(row), indent=2)
     if row["to"] is not None and not reveal:
         row = row | {"to": mask_number(row["to"])}
     if as_json:
