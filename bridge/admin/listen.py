@@ -3,7 +3,7 @@
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from bridge.admin.broker_session import open_session
 from bridge.amqp.client import AbstractIncomingMessage, ChannelAccessRefused, ChannelNotFoundEntity
@@ -54,9 +54,7 @@ async def _events(
 
 
 def _event(message: AbstractIncomingMessage) -> dict[str, Any]:
-    body = _body(message.body)
-    stamp = message.timestamp
-    headers = message.headers
+    stamp, headers = message.timestamp, message.headers
     receipt = {name: headers[header] for name, header in _RECEIPT.items() if header in headers}
     return {
         "routing_key": message.routing_key,
@@ -64,20 +62,16 @@ def _event(message: AbstractIncomingMessage) -> dict[str, Any]:
         "event_id": headers.get("sms-bridge-event-id"),
         **receipt,
         "received_at": None if stamp is None else stamp.isoformat(),
-        "body": body,
+        "body": _body(message.body),
     }
 
 
 def _body(content: bytes) -> Any:  # noqa: ANN401
     """Return a body as JSON, or as text if it cannot be written as JSON."""
     try:
-        body = json.loads(content, parse_constant=_refuse)
-        # Large numbers have become infinite, and deeply nested values cannot be written.
+        body = json.loads(content)
+        # Numbers may have become infinite, and deeply nested values cannot be written.
         json.dumps(body, allow_nan=False)
     except (ValueError, RecursionError):
         return content.decode("utf-8", "replace")
     return body
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not JSON")

@@ -30,6 +30,7 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, Final, NamedTuple
 
+from bridge.admin.broker_session import connected
 from bridge.admin.replacement import CopyPublisher, QueueFullError, Replaced, new_publisher
 from bridge.amqp.channels import (
     RPC_TIMEOUT_SECONDS,
@@ -46,7 +47,6 @@ from bridge.amqp.client import (
     Connection,
     ConsumerCallback,
 )
-from bridge.amqp.connecting import close_quietly, open_first_connection
 from bridge.amqp.frames import Body
 from bridge.amqp.properties import Properties
 from bridge.amqp.wire import Wire
@@ -420,10 +420,9 @@ async def open_mover(settings: Settings, name: str) -> AsyncIterator[MessageMove
     """
     publisher = new_publisher(settings)
     async with AsyncExitStack() as stack:
-        connection = await open_first_connection(settings.rabbitmq, name=name)
-        stack.push_async_callback(close_quietly, connection)
-        publishing = await open_first_connection(settings.rabbitmq, name=f"{name} publish")
-        stack.push_async_callback(close_quietly, publishing)
+        rabbitmq = settings.rabbitmq
+        connection = await stack.enter_async_context(connected(rabbitmq, name=name))
+        publishing = await stack.enter_async_context(connected(rabbitmq, name=f"{name} publish"))
         serving = asyncio.create_task(publisher.serve(publishing))
         stack.callback(serving.cancel)
         channel = await open_channel(connection)

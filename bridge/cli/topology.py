@@ -9,9 +9,9 @@ import yaml
 from yarl import URL
 
 from bridge.admin import topology_formats
+from bridge.admin.broker_session import connected
 from bridge.admin.management import Management, open_management, vhost_of
 from bridge.amqp.client import Connection
-from bridge.amqp.connecting import close_quietly, open_first_connection
 from bridge.cli.options import (
     ConfigFile,
     ManagementUrl,
@@ -166,19 +166,15 @@ def declare(
 
 
 async def _declare(settings: Settings, topology: Topology) -> list[Difference]:
-    connection = await open_first_connection(settings.rabbitmq, name="topology")
-    try:
+    async with connected(settings.rabbitmq, name="topology") as connection:
         return await provide(connection, topology, "declare")
-    finally:
-        await close_quietly(connection)
 
 
 async def _compare(
     settings: Settings, topology: Topology, url: str | None
 ) -> tuple[list[Difference], str | None]:
     """Return the differences, and the reason if bindings were not compared."""
-    connection = await open_first_connection(settings.rabbitmq, name="topology")
-    try:
+    async with connected(settings.rabbitmq, name="topology") as connection:
         differences = [difference async for difference in compare(connection, topology)]
         if not topology.bindings:
             return differences, None
@@ -188,8 +184,6 @@ async def _compare(
                 return differences + await management.missing_bindings(topology), None
         except BrokerError as error:
             return differences, f"bindings were not compared: management API: {error}"
-    finally:
-        await close_quietly(connection)
 
 
 async def _check_same_cluster(connection: Connection, management: Management) -> None:

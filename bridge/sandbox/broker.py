@@ -9,12 +9,12 @@ import socket
 import ssl
 import subprocess
 import tempfile
-import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+import httpx
 from yarl import URL
 
 from bridge.errors import BrokerError
@@ -109,11 +109,15 @@ class Broker:
         self._server: Child | None = None
 
     @property
-    def pid(self) -> int:
-        """The process id of the last Erlang VM."""
+    def _running(self) -> Child:
         if self._server is None:
             raise BrokerError("The private RabbitMQ has not been started.")
-        return self._server.pid
+        return self._server
+
+    @property
+    def pid(self) -> int:
+        """The process id of the last Erlang VM."""
+        return self._running.pid
 
     def start(self) -> None:
         """Start, also after `stop` or `kill`; return when it answers clients."""
@@ -134,9 +138,8 @@ class Broker:
 
     def stop(self) -> None:
         """Shut down cleanly."""
-        if self._server is not None:
-            self.resume()
-            self._server.end(grace_seconds=STOP_SECONDS)
+        self.resume()
+        self._running.end(grace_seconds=STOP_SECONDS)
 
     def flush(self) -> None:
         """Write the directory of quorum queues to disk, so that new queues survive a kill.
@@ -148,18 +151,15 @@ class Broker:
 
     def kill(self) -> None:
         """Kill the server, like a power cut."""
-        if self._server is not None:
-            self._server.kill()
+        self._running.kill()
 
     def pause(self) -> None:
         """Freeze the server: connections stay open without answers."""
-        if self._server is not None:
-            self._server.signal(signal.SIGSTOP)
+        self._running.signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         """Continue after `pause`."""
-        if self._server is not None:
-            self._server.signal(signal.SIGCONT)
+        self._running.signal(signal.SIGCONT)
 
     def ctl(self, *args: str, tool: str = "rabbitmqctl") -> str:
         """Run `rabbitmqctl`, or another `tool` of RabbitMQ, on this node; return its output."""
@@ -179,8 +179,9 @@ class Broker:
         return result.stdout
 
     def close(self) -> None:
-        """Kill the server and its name service; the data may be inconsistent."""
-        self.kill()
+        """Kill the server, if it has been started, and its name service."""
+        if self._server is not None:
+            self._server.kill()
         self._epmd.close()
 
     def answers(self) -> bool:
@@ -364,11 +365,8 @@ def _shakes_hands(connection: socket.socket) -> bool:
 
 def _answers_http(url: str) -> bool:
     """Whether the management API answers the default user guest."""
-    request = urllib.request.Request(url)  # noqa: S310  always http on 127.0.0.1
-    request.add_header("Authorization", "Basic Z3Vlc3Q6Z3Vlc3Q=")
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    guest = ("guest", "guest")
     try:
-        with opener.open(request, timeout=HANDSHAKE_SECONDS) as answer:
-            return bool(answer.status == 200)  # noqa: PLR2004
-    except OSError:
+        return httpx.get(url, auth=guest, trust_env=False, timeout=HANDSHAKE_SECONDS).is_success
+    except httpx.HTTPError:
         return False
