@@ -78,12 +78,9 @@ async def addresses_of(name: AdminPort) -> list[AdminPort]:
         raise BridgeError(f"the name was not resolved within {ANSWER_SECONDS:g} s") from None
     except (OSError, UnicodeError):
         raise BridgeError("the name has no address") from None
-    hosts = {family: set[str]() for family in (socket.AF_INET, socket.AF_INET6)}
-    for family, *_, address in found:
-        if family in hosts:
-            hosts[family].add(str(address[0]))
-    chosen = hosts[socket.AF_INET] or hosts[socket.AF_INET6]
-    return [AdminPort(host, name.port) for host in sorted(chosen)]
+    hosts = {(family, str(address[0])) for family, *_, address in found}
+    chosen = [host for family, host in hosts if family == socket.AF_INET]
+    return [AdminPort(host, name.port) for host in sorted(chosen or (host for _, host in hosts))]
 
 
 # Models of /readyz

@@ -24,6 +24,10 @@ class _Described(BaseModel):
     model_config = ConfigDict(extra="allow")
 
 
+class _Closed(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
 class RequestHeaders(_Described):
     """The headers that a publisher may set on a message.
 
@@ -99,13 +103,11 @@ class DeadLetterHeaders(_Described):
     tracestate: str | None = Field(None, description="As on the request.")
 
 
-class OutcomeBody(BaseModel):
+class OutcomeBody(_Closed):
     """The outcome of a request: to its `reply_to`, and to `worker.outcome_exchange`.
 
     `delivered` and `undelivered` come from delivery receipts, and go to the exchange only.
     """
-
-    model_config = ConfigDict(extra="forbid")
 
     message_id: str | None = Field(
         description="The request's `message_id`, or the key that the worker made. For a receipt, "
@@ -194,10 +196,6 @@ class EventBody(_Described):
 
     type: str
     data: dict[str, Any] | None = None
-
-
-class _Closed(BaseModel):
-    model_config = ConfigDict(extra="forbid")
 
 
 class Media(_Closed):
@@ -295,10 +293,8 @@ class NormalizedEvent(RootModel[ReceivedEvent | ReceiptEvent | OptOutEvent | Oth
     """An event in the form that all services share."""
 
 
-class InboundEvent(BaseModel):
+class InboundEvent(_Closed):
     """A message on the exchange of inbound events: its body, headers and properties."""
-
-    model_config = ConfigDict(extra="forbid")
 
     routing_key: Annotated[
         str,

@@ -2,16 +2,15 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from pydantic import TypeAdapter, ValidationError
 
 from bridge.cli.options import examples
+from bridge.config.presets import KnownPreset, Preset
+from bridge.credentials import read_secret
 from bridge.errors import ConfigError
-
-if TYPE_CHECKING:
-    from bridge.config.presets import Preset
-    from bridge.sandbox.webhooks import Signer
 
 app = typer.Typer()
 
@@ -77,13 +76,21 @@ def sandbox(  # noqa: PLR0913  an option each
 
     from bridge.sandbox.api import create_app
     from bridge.sandbox.server import serve
+    from bridge.sandbox.webhooks import Signer, check_url
 
     played = _known_preset(preset)
     if webhook_url is None and played != "generic":
         webhook_url = f"http://127.0.0.1:8080/webhooks/{played}"
     if webhook_secret_file is not None:
-        webhook_secret = _read_secret(webhook_secret_file, beside=webhook_secret)
-    signer = _make_signer(played, webhook_url, webhook_secret)
+        if webhook_secret is not None:
+            raise ConfigError("--webhook-secret-file: --webhook-secret is given too; leave one out")
+        webhook_secret = read_secret("--webhook-secret-file", webhook_secret_file)
+    if webhook_url is not None:
+        check_url(webhook_url)
+    # The generic service sends no webhooks without a secret.
+    signer = None
+    if webhook_url is not None and (played != "generic" or webhook_secret is not None):
+        signer = Signer(played, webhook_url, webhook_secret)
     hosts = (host, *(name.lower() for name in allow_host or ()))
     service = create_app(preset=played, key=key, signer=signer, hosts=hosts)
 
@@ -108,31 +115,9 @@ def _check_installed(command: str) -> None:
         )
 
 
-def _read_secret(file: Path, *, beside: str | None) -> str:
-    from bridge.credentials import read_secret
-
-    if beside is not None:
-        raise ConfigError("--webhook-secret-file: --webhook-secret is given too; leave one out")
-    return read_secret("--webhook-secret-file", file)
-
-
-def _make_signer(preset: "Preset", url: str | None, secret: str | None) -> "Signer | None":
-    """Make the signer of webhooks; the generic service sends none without a secret."""
-    from bridge.sandbox.webhooks import Signer, check_url
-
-    if url is None:
-        return None
-    check_url(url)
-    return None if preset == "generic" and secret is None else Signer(preset, url, secret)
-
-
-def _known_preset(name: str) -> "Preset":
-    from pydantic import TypeAdapter, ValidationError
-
-    from bridge.config.presets import KnownPreset
-
+def _known_preset(name: str) -> Preset:
     try:
-        return TypeAdapter["Preset"](KnownPreset).validate_python(name)
+        return TypeAdapter[Preset](KnownPreset).validate_python(name)
     except ValidationError as error:
         text = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise ConfigError(f"--preset: {text}") from None

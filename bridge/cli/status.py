@@ -24,7 +24,14 @@ from bridge.admin.admin_port_client import (
     local_port,
     parse_admin_port,
 )
-from bridge.admin.status import ProcessReport, QueueReport, Status, StatusReader, WorkerReport
+from bridge.admin.status import (
+    ProcessReport,
+    QueueReport,
+    RatesReport,
+    Status,
+    StatusReader,
+    WorkerReport,
+)
 from bridge.cli.options import AsJson, ConfigFile, examples, read_settings, until_interrupted
 from bridge.cli.output import format_age, format_table, printable
 from bridge.config import Settings
@@ -77,7 +84,7 @@ def status(
     if watch:
         until_interrupted(lambda: asyncio.run(_watch(settings, ports, as_json=as_json)))
         return
-    found = asyncio.run(_read(settings, ports))
+    found = asyncio.run(_read(StatusReader(settings, ports)))
     _print(found, as_json=as_json)
     if found.broker.fault is not None or (admin and any(one.fault for one in found.processes)):
         raise typer.Exit(EXIT_FAILED)
@@ -92,8 +99,8 @@ def _ports(settings: Settings, names: Sequence[str]) -> list[AdminPort]:
     return ports if ports or settings.admin.port == 0 else [local_port(settings.admin)]
 
 
-async def _read(settings: Settings, ports: list[AdminPort]) -> Status:
-    async with aclosing(StatusReader(settings, ports)) as reader:
+async def _read(reader: StatusReader) -> Status:
+    async with aclosing(reader):
         return await reader.read()
 
 
@@ -321,7 +328,7 @@ def _workers(status: Status) -> Iterator[StatusLine]:
         (
             process.address,
             _count(worker.held),
-            *_rates(worker),
+            *_rates(worker.rates),
             _age(worker.last_sent_at),
             _state(process, worker),
         )
@@ -330,14 +337,8 @@ def _workers(status: Status) -> Iterator[StatusLine]:
     yield from _table(("WORKER", "HELD", "SENT/S", "RETRY/S", "DEAD/S", "LAST", "STATE"), rows)
 
 
-def _rates(worker: WorkerReport) -> tuple[str, str, str]:
-    if (rates := worker.rates) is None:
-        return (_UNKNOWN, _UNKNOWN, _UNKNOWN)
-    return (
-        _rate(rates.sent_per_second),
-        _rate(rates.retried_per_second),
-        _rate(rates.dead_per_second),
-    )
+def _rates(rates: RatesReport | None) -> list[str]:
+    return [_UNKNOWN] * 3 if rates is None else [*map(_rate, rates.model_dump().values())]
 
 
 def _receivers(status: Status) -> Iterator[StatusLine]:

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
 from bridge.deadline import wait_at_most
@@ -144,13 +145,8 @@ class SandboxStore:
 
     def messages_after(self, number: int, to: str | None) -> list[AcceptedMessage]:
         """Return the messages after a number of the feed, for the phone number `to` or for all."""
-        found = []
-        for message in reversed(self.messages):
-            if message.number <= number:
-                break
-            if to in {None, message.to}:
-                found.append(message)
-        return found[::-1]
+        newer = takewhile(lambda message: message.number > number, reversed(self.messages))
+        return [message for message in newer if to in {None, message.to}][::-1]
 
     async def wait_for_messages(
         self, number: int, to: str | None, seconds: float

@@ -1,11 +1,9 @@
 """Run the demo: send the traffic, watch it from outside, and account for every message."""
 
 import asyncio
-import json
 import os
 import re
 import secrets
-import shlex
 import signal
 import sys
 import time
@@ -289,7 +287,6 @@ def addresses(environment: DemoEnvironment) -> Iterator[str]:
     installed = Path(sys.executable).with_name("sms-bridge")
     program = str(installed) if installed.is_file() else f"{sys.executable} -m bridge"
     bridge = " ".join([*(f"{name}={value}" for name, value in given.items()), program])
-    delays = json.dumps([f"{seconds:g}s" for seconds in settings.worker.retry_delays])
     order = '{"from": "+491713920000", "text": "Yes"}'
     yield f"RabbitMQ          {url}"
     yield f"queue, exchange   {settings.worker.queue}, {settings.webhook.exchange}"
@@ -300,9 +297,6 @@ def addresses(environment: DemoEnvironment) -> Iterator[str]:
     yield f"inbound events    {bridge} listen"
     kind = "-H 'Content-Type: application/json'"
     yield f"reply to it       curl {kind} -d '{order}' {environment.sandbox_url}/sandbox/replies"
-    # The demo's retry delays, from which its retry queues are named, are not the default.
-    retry = shlex.quote(f"{ENV_PREFIX}WORKER__RETRY_DELAYS={delays}")
-    yield f"check its queues  env {retry} {bridge} topology verify"
     yield f"logs              {environment.folder}"
     yield f"SMS service       {environment.sandbox_url}/ shows all texts, and replies to them"
 
