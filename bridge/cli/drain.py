@@ -95,7 +95,10 @@ async def _drain(
         if apply or not as_json:
             _warn_of_workers(waiting, settings.worker.queue)
         if not apply:
-            _print_waiting(waiting, total, as_json=as_json)
+            if as_json:
+                _print_json(waiting, applied=False, done=0)
+            else:
+                _print_waiting(waiting, total)
             return
         file = NewLinesFile(path, option="--file")
         drain = Drain(settings.worker, mover, reason, file, limit=limit)
@@ -119,10 +122,7 @@ async def _drain(
             )
 
 
-def _print_waiting(waiting: Waiting, count: int, *, as_json: bool) -> None:
-    if as_json:
-        _print_json(waiting, applied=False, done=0)
-        return
+def _print_waiting(waiting: Waiting, count: int) -> None:
     typer.echo(f"would move {count} of {waiting.total} waiting{counts_of(waiting.ready)}")
     if count:
         typer.echo("nothing was changed; add --yes to do it")

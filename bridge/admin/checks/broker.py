@@ -14,7 +14,6 @@ from bridge.admin.checks.findings import (
     WAIT_SECONDS,
     CheckedBroker,
     Finding,
-    SetUp,
     judge_certificate,
 )
 from bridge.admin.pausing import explain_paused, find_pause
@@ -50,17 +49,10 @@ from bridge.topology.queue_sizes import read_queue
 # Connections
 
 
-class Connected(NamedTuple):
-    """The first connection of all URLs, and the findings about all of them."""
-
-    url: SecretStr | None
-    connection: Connection | None
-    findings: list[Finding]
-
-
-async def connect(set_up: SetUp, stack: contextlib.AsyncExitStack) -> Connected:
+async def connect(
+    settings: RabbitMQSettings, stack: contextlib.AsyncExitStack
+) -> tuple[list[tuple[SecretStr, Connection]], list[Finding]]:
     """Connect to all URLs concurrently; the connections close with `stack`."""
-    settings = set_up.settings.rabbitmq
     results = await asyncio.gather(*(_connect(settings, url, stack) for url in settings.url))
     opened = [(url, one) for url, (one, _) in zip(settings.url, results, strict=True) if one]
     findings = [finding for _, found in results for finding in found]
@@ -70,8 +62,7 @@ async def connect(set_up: SetUp, stack: contextlib.AsyncExitStack) -> Connected:
             Finding(one.subject, "warn", one.text, one.fix) if one.result == "fail" else one
             for one in findings
         ]
-    url, connection = opened[0] if opened else (None, None)
-    return Connected(url, connection, findings)
+    return opened, findings
 
 
 async def _connect(

@@ -91,21 +91,20 @@ async def examine(
 async def _check_broker(set_up: SetUp) -> list[Finding]:
     rabbitmq = set_up.settings.rabbitmq
     async with contextlib.AsyncExitStack() as stack:
-        connected = await connect(set_up, stack)
-        if connected.url is None or connected.connection is None:
-            return connected.findings
+        opened, findings = await connect(rabbitmq, stack)
+        if not opened:
+            return findings
+        management = open_management(rabbitmq, set_up.management_url)
         broker = CheckedBroker(
             settings=set_up.settings,
             roles=set_up.roles,
-            url=connected.url,
-            connection=connected.connection,
-            management=await stack.enter_async_context(
-                open_management(rabbitmq, set_up.management_url)
-            ),
+            url=opened[0][0],
+            connection=opened[0][1],
+            management=await stack.enter_async_context(management),
         )
         checks = {name: check(broker) for name, check in ON_THE_BROKER.items()}
         checks["management"] = _check_through_management(broker)
-        return connected.findings + await _run(checks, WAIT_SECONDS * 2)
+        return findings + await _run(checks, WAIT_SECONDS * 2)
 
 
 async def _check_through_management(broker: CheckedBroker) -> list[Finding]:

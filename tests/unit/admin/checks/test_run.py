@@ -10,7 +10,6 @@ import pytest
 
 from bridge.admin import checks
 from bridge.admin.checks import run
-from bridge.admin.checks.broker import Connected
 from bridge.admin.checks.findings import Finding, SetUp
 from bridge.admin.checks.run import examine
 from bridge.config import Settings
@@ -56,8 +55,8 @@ def _raise(error: Exception) -> Check:
     return check
 
 
-async def _no_broker(*_: object) -> Connected:
-    return Connected(None, None, [])
+async def _no_broker(*_: object) -> tuple[list[object], list[Finding]]:
+    return [], []
 
 
 def _examine(monkeypatch: pytest.MonkeyPatch, **made: Check) -> list[Finding]:
