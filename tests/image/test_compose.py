@@ -29,7 +29,6 @@ def settings(role: str) -> Settings:
 
 
 def content(name: str) -> Any:
-    """Read a configuration that stands in the file."""
     return yaml.safe_load(COMPOSE["configs"][name]["content"])
 
 
@@ -47,19 +46,11 @@ def test_it_fits_the_specification() -> None:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_every_file_that_is_mounted_exists(name: str) -> None:
-    for volume in SERVICES[name].get("volumes", []):
-        source, _, rest = volume.partition(":")
-        if source.startswith("."):
-            assert (PROJECT / source).exists()
-            assert rest.endswith(":ro")
-        else:
-            assert source in COMPOSE["volumes"]
+def test_its_ports_and_mounts_are_there(name: str) -> None:
+    """Every port listens on this computer alone, under its own number, and is in use.
 
-
-@pytest.mark.parametrize("name", SERVICES)
-def test_nobody_else_reaches_it(name: str) -> None:
-    """Every port listens on this computer alone, under its own number, and somebody is there."""
+    The addresses that the file tells people to open are among them, and every mount exists.
+    """
     listening = {
         "rabbitmq": {5672, 15672},
         "sandbox": {8025},
@@ -68,20 +59,22 @@ def test_nobody_else_reaches_it(name: str) -> None:
         "prometheus": {9090},
         "grafana": {3000},
     }
-    for published in SERVICES[name].get("ports", []):
-        address, outside, inside = published.split(":")
+    told = set(re.findall(r"http://localhost:(\d+)", TEXT))
+    published = {p.split(":")[1] for s in SERVICES.values() for p in s.get("ports", [])}
+    assert told == {"8025", "3000", "9090", "15672"}
+    assert told <= published
+    for each in SERVICES[name].get("ports", []):
+        address, outside, inside = each.split(":")
         assert address == "127.0.0.1"
         assert outside == inside
         assert int(inside) in listening[name]
-
-
-def test_the_addresses_of_its_head_are_published() -> None:
-    """Every address that the file tells people to open is there."""
-    told = set(re.findall(r"http://localhost:(\d+)", TEXT))
-    published = {p.split(":")[1] for s in SERVICES.values() for p in s.get("ports", [])}
-
-    assert told == {"8025", "3000", "9090", "15672"}
-    assert told <= published
+    for volume in SERVICES[name].get("volumes", []):
+        source, _, rest = volume.partition(":")
+        if source.startswith("."):
+            assert (PROJECT / source).exists()
+            assert rest.endswith(":ro")
+        else:
+            assert source in COMPOSE["volumes"]
 
 
 @pytest.mark.parametrize("name", OURS)

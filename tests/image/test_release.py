@@ -85,7 +85,6 @@ class Checkout:
         self.git(*identity, "commit", "--quiet", "--message=a")
 
     def add_program(self, name: str, text: str) -> None:
-        """Put a stand-in on the PATH."""
         (self.bin / name).write_text(text)
         (self.bin / name).chmod(0o755)
 
@@ -119,7 +118,6 @@ class Checkout:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Checkout:
-    """Make a repository that could be released."""
     return Checkout(tmp_path)
 
 
@@ -128,7 +126,6 @@ def build_arguments(call: str) -> dict[str, str]:
 
 
 def without(name: str) -> dict[str, str]:
-    """Leave out what is given on the command line."""
     return {key: text for key, text in COMPLETE.items() if key != name}
 
 
@@ -178,17 +175,14 @@ def test_a_release_is_built_pushed_and_signed_by_digest(checkout: Checkout) -> N
     [
         (without("IMAGE"), "IMAGE=registry.example.com/sms-bridge:1.2.3"),
         (COMPLETE | {"IMAGE": REPOSITORY}, "Name the registry and this version"),
-        (COMPLETE | {"IMAGE": f"{REPOSITORY}:1.2.4"}, "Name the registry and this version"),
         (COMPLETE | {"IMAGE": "sms-bridge:1.2.3"}, "Name the registry and this version"),
         (without("PYTHON_TAG"), "PYTHON_TAG=3.13-slim-trixie@sha256:..."),
-        (without("COMPILER_TAG"), "COMPILER_TAG=3.13-trixie@sha256:..."),
         (without("UV_TAG"), "UV_TAG=0.13.8@sha256:..."),
-        (COMPLETE | {"UV_TAG": "0.13.8@sha256:..."}, "UV_TAG=0.13.8@sha256:..."),
         (without("SOURCE_URL"), "SOURCE_URL=https://git.example.com/sms-bridge"),
     ],
     ids=[
-        *("no image", "no version", "another version", "no registry"),
-        *("Python not pinned", "compiler not pinned", "uv not pinned", "no digest", "no source"),
+        *("no image", "no version", "no registry"),
+        *("Python not pinned", "uv not pinned", "no source"),
     ],
 )
 def test_an_incomplete_release_is_refused(
@@ -206,8 +200,7 @@ def test_a_tree_that_is_not_committed_is_refused(checkout: Checkout, name: str) 
     assert_refused(checkout, checkout.make("release-image", COMPLETE), "Commit or remove")
 
 
-@pytest.mark.parametrize("target", ["image", "release-image"])
-@pytest.mark.parametrize("missing", ["docker", "buildx"])
+@pytest.mark.parametrize(("target", "missing"), [("image", "docker"), ("release-image", "buildx")])
 def test_without_docker_a_sentence_says_so(checkout: Checkout, target: str, missing: str) -> None:
     """Neither Docker nor its plugin is taken for granted."""
     if missing == "docker":

@@ -91,7 +91,6 @@ def test_the_answer_to_try_is_one_of_the_services(preset: Preset, tmp_path: Path
 
 
 def test_clients_are_those_that_the_tests_use() -> None:
-    """A page names a client where a test uses it, and no other."""
     compared = {path.stem for path in (PROJECT / "tests" / "services").glob("*.py")}
 
     assert {preset.replace("-", "_") for preset in CLIENTS} <= compared

@@ -13,7 +13,6 @@ from tests.services.stub import Stub, Told, serving
 
 @pytest.fixture(scope="session")
 def running_stub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stub]:
-    """Run the stub."""
     certificate: Path = make_certificate(tmp_path_factory.mktemp("services"))
     with serving(certificate) as stub:
         yield stub

@@ -85,7 +85,6 @@ async def test_receipts_are_asked_for_as_by_sinchs_client(stub: Stub) -> None:
 
 
 def fate_of(answer: Answer) -> str:
-    """Write a fate as `response.errors` does."""
     if answer.fate is Fate.SETUP:
         return f"setup:{answer.pause}"
     return answer.fate.value if answer.about is None else f"{answer.fate.value}:{answer.about}"

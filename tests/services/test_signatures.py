@@ -114,7 +114,6 @@ class Service:
 
 
 def as_json(text: str) -> bytes:
-    """Write a short event."""
     return json.dumps({"text": text}).encode()
 
 
@@ -123,7 +122,6 @@ def mac(content: bytes, algorithm: str = "sha256") -> bytes:
 
 
 def fields(body: bytes) -> dict[str, str]:
-    """Read a form as a web framework does."""
     return dict(parse_qsl(body.decode(), keep_blank_values=True))
 
 
@@ -136,13 +134,11 @@ def row(body: bytes) -> str:
 
 
 def sign_as_twilio(body: bytes) -> Webhook:
-    """Sign the address and the sorted parameters with the account's token."""
     signature = base64.b64encode(mac((URL + row(body)).encode(), "sha1")).decode()
     return Webhook({"X-Twilio-Signature": signature}, body, FORM)
 
 
 def twilio_takes(webhook: Webhook) -> bool:
-    """Ask Twilio's client."""
     signature = webhook.headers["X-Twilio-Signature"]
     return bool(TwilioValidator(SECRET).validate(URL, fields(webhook.body), signature))
 
@@ -160,7 +156,6 @@ def sign_as_plivo(body: bytes) -> Webhook:
 
 
 def plivo_takes(webhook: Webhook) -> bool:
-    """Ask Plivo's client."""
     signature = webhook.headers["X-Plivo-Signature-V3"]
     nonce = webhook.headers["X-Plivo-Signature-V3-Nonce"]
     values = fields(webhook.body)
@@ -216,7 +211,6 @@ def sign_as_telnyx(body: bytes) -> Webhook:
 
 
 def telnyx_takes(webhook: Webhook) -> bool:
-    """Ask Telnyx's client."""
     from telnyx.lib.webhook_verification import WebhookVerificationError, verify_webhook_signature
 
     try:
@@ -295,7 +289,6 @@ def sign_as_sinch(body: bytes) -> Webhook:
 
 
 def sinch_takes(webhook: Webhook) -> bool:
-    """Ask Sinch's client."""
     from sinch.domains.sms.sinch_events.v1 import SmsSinchEvent
 
     events = SmsSinchEvent(SECRET)
@@ -338,7 +331,6 @@ def scheme_of(name: Any) -> Scheme:
 
 
 def we_take(name: str, webhook: Webhook) -> bool:
-    """Ask our own verification."""
     scheme = scheme_of(name)
     headers = {**webhook.headers, "Content-Type": webhook.content_type}
     raw = [(key.lower().encode(), value.encode()) for key, value in headers.items()]
@@ -388,7 +380,6 @@ def test_another_body_is_taken_by_neither(name: str) -> None:
 
 
 def changed(value: str) -> Sequence[str]:
-    """Write values of a signature's header that are nearly right."""
     # Not the last one, of which base64 leaves bits unused, and some clients take them.
     spoiled = value[:-8] + ("B" if value[-8] in "Aa" else "A") + value[-7:]
     return [value[:-4], value[4:], spoiled, value[::-1], value.swapcase(), "", "=" * 8]

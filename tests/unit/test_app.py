@@ -29,7 +29,6 @@ async def ears() -> AsyncIterator[Ears]:
 
 
 def _settings(**changes: dict[str, Any]) -> Settings:
-    """Take free ports, and a broker that is not there."""
     here = {"host": "127.0.0.1", "port": 0}
     needed: dict[str, dict[str, Any]] = {
         "rabbitmq": {"url": "amqp://127.0.0.1:9/"},
@@ -70,7 +69,6 @@ async def test_a_process_has_the_parts_of_its_roles(
 
 @pytest.mark.parametrize("part", ["heartbeat", "worker consume"])
 async def test_a_part_that_fails_ends_the_process(ears: Ears, part: str) -> None:
-    """A process of which a part has failed is of no use: it names the part and ends with 1."""
     bridge = Bridge(_settings(), BOTH)
 
     async def fail() -> None:

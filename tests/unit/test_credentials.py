@@ -17,7 +17,6 @@ CANARY = "Canary7Secret"
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """Provide a secret file."""
     path = tmp_path / "key"
     path.write_text("first", encoding="utf-8")
     return path
@@ -210,7 +209,6 @@ def test_a_failed_read_keeps_the_time(file: Path) -> None:
 
 
 def test_credential_does_not_show_its_secret(file: Path) -> None:
-    """A credential in a log or a traceback does not show its secret."""
     file.write_text(CANARY, encoding="utf-8")
 
     assert CANARY not in repr(Credential("k", file=file))
@@ -228,7 +226,6 @@ class Mount:
         self._generation = 0
 
     def put(self, current: str, previous: str) -> None:
-        """Replace both secrets at once."""
         self._generation += 1
         fresh = self._folder / f"..{self._generation}"
         fresh.mkdir()
@@ -244,7 +241,6 @@ class Mount:
 
 @pytest.fixture
 def mount(tmp_path: Path) -> Mount:
-    """Mount the secrets `a` and `b`."""
     ours = Mount(tmp_path)
     ours.put("a", "b")
     return ours
@@ -252,13 +248,11 @@ def mount(tmp_path: Path) -> Mount:
 
 @pytest.fixture
 def mounted(mount: Mount) -> list[Credential]:
-    """Provide the secrets as they were read at the start."""
     return [Credential("webhook.secret_files", file=file) for file in mount.files]
 
 
 @pytest.fixture
 def secrets(mounted: list[Credential]) -> Secrets:
-    """Follow the secrets."""
     labels = {"component": "webhook", "version": "0", "revision": "0"}
     ours = Secrets(BridgeMetrics(new_registry(), **labels, exchanges=()))
     for credential in mounted:
@@ -271,7 +265,6 @@ def _current(mounted: list[Credential]) -> list[str]:
 
 
 def _meddle(monkeypatch: pytest.MonkeyPatch, change: Callable[[], None]) -> None:
-    """Make a change between reading one file and reading the next."""
     genuine = credentials.read_secret
     pending = [change]
 

@@ -10,7 +10,6 @@ from bridge.deadline import Deadline, wait_at_most
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cancel again at once."""
     monkeypatch.setattr(deadline, "CANCEL_AGAIN_SECONDS", 0.01)
 
 

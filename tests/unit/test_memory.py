@@ -60,7 +60,6 @@ CASES: Mapping[str, tuple[str, Mapping[str, str], float]] = {
 
 @pytest.fixture
 def world() -> Iterator[LeapingWorld]:
-    """Provide an event loop whose time leaps."""
     with closing(LeapingWorld()) as world:
         yield world
 
@@ -151,5 +150,4 @@ def test_the_lowest_limit_counts(
 
 
 def test_no_limit_without_cgroups(tmp_path: Path) -> None:
-    """A system without cgroups has no limit."""
     assert read_memory_limit(tmp_path / "none", tmp_path) == math.inf

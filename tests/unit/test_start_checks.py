@@ -21,7 +21,6 @@ GOOD: dict[str, dict[str, Any]] = {
 
 
 def _settings(changes: dict[str, dict[str, Any]]) -> Settings:
-    """Make settings with which both roles start, except for the changes."""
     names = {*GOOD, *changes}
     return Settings.model_validate(
         {name: GOOD.get(name, {}) | changes.get(name, {}) for name in names}
@@ -92,7 +91,6 @@ def test_good_files_let_the_roles_start(certificate: Path) -> None:
 
 
 def test_every_fault_is_reported(tmp_path: Path) -> None:
-    """All faults are reported at once, one line each."""
     nope = tmp_path / "nope"
     settings = _settings(
         {
@@ -219,7 +217,6 @@ def test_an_unconfigured_role_is_named() -> None:
 def test_all_missing_settings_of_a_service_are_reported(
     api: dict[str, Any], told: list[str]
 ) -> None:
-    """All missing settings are reported at once, each with the service's own word."""
     settings = Settings.model_validate({"sms_api": api})
     if not told:
         assert check_roles(settings, ["worker"]) == {"worker": None}

@@ -16,18 +16,15 @@ SECONDS = 60.0
 
 @pytest.fixture
 def clock() -> Clock:
-    """Provide a clock that stands still."""
     return Clock()
 
 
 @pytest.fixture
 def cache(clock: Clock) -> TtlCache:
-    """Provide an empty cache with a minimum size of eight."""
     return TtlCache(SECONDS, clock, min_size=8)
 
 
 def add(cache: TtlCache, count: int, *, first: int = 0) -> list[bytes]:
-    """Add a number of keys, and return them."""
     keys = [b"%d" % number for number in range(first, first + count)]
     for key in keys:
         cache.add(key, b"of " + key)
@@ -189,7 +186,6 @@ def test_a_full_cache_needs_memory_for_its_values_only(clock: Clock) -> None:
 
 @pytest.fixture
 def remembered(clock: Clock) -> ExpiringMap[str, int]:
-    """Give a memory with nothing in it."""
     return ExpiringMap(SECONDS, clock)
 
 

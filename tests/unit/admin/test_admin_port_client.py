@@ -40,9 +40,7 @@ from bridge.worker.fates import PauseReason
             "worker-metrics.sms.svc.cluster.local.",
             9191,
         ),
-        ("10.0.0.7:1", "10.0.0.7", 1),
         ("[2001:db8::7]", "2001:db8::7", 9090),
-        ("[2001:db8::7]:65535", "2001:db8::7", 65535),
         ("::1", "::1", 9090),
     ],
 )
@@ -170,16 +168,13 @@ async def test_words_that_pause_would_refuse() -> None:
     assert health.worker.paused_by_operator is None
 
 
-async def test_an_endless_answer_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_endless_or_foreign_answer_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin_port_client, "MAX_ANSWER_BYTES", 1000)
     async with answering(http(b"#" * 1001)) as port, open_client() as client:
         with pytest.raises(BridgeError, match="another program"):
             await read_metrics(client, port)
     async with answering(http(b"#" * 1000)) as port, open_client() as client:
         assert (await read_metrics(client, port)).total("anything") == 0
-
-
-async def test_no_metrics() -> None:
     async with answering(http(b"<html>hello</html>")) as port, open_client() as client:
         with pytest.raises(BridgeError, match="another program"):
             await read_metrics(client, port)
@@ -212,9 +207,8 @@ async def read_local(answer: bytes | None, host: str = "127.0.0.1") -> PauseFact
         (page(), "127.0.0.1", "not paused"),
         (page(queue="another", paused="outage"), "127.0.0.1", "no worker"),
         (b'{"status": "ok", "checks": {}}', "127.0.0.1", "no worker"),
-        (b"[]", "127.0.0.1", "no worker"),
     ],
-    ids=["paused", "ipv6", "not-paused", "another-queue", "no-worker", "stranger"],
+    ids=["paused", "ipv6", "not-paused", "another-queue", "no-worker"],
 )
 async def test_the_local_worker(body: bytes, host: str, found: PauseFacts | str) -> None:
     assert await read_local(http(body), host) == found

@@ -53,9 +53,15 @@ def test_constant_header_is_masked() -> None:
     assert "acme" not in repr(shown)
 
 
-@pytest.mark.parametrize(("body", "shown"), [("json", '"k":"<***>"'), ("form", "k=%3C***%3E")])
-@pytest.mark.parametrize("scheme", ["none", "bearer", "header"])
-@pytest.mark.parametrize("in_file", [False, True])
+@pytest.mark.parametrize(
+    ("body", "shown", "scheme", "in_file"),
+    [
+        ("json", '"k":"<***>"', "none", False),
+        ("form", "k=%3C***%3E", "none", True),
+        ("json", '"k":"<***>"', "bearer", True),
+        ("form", "k=%3C***%3E", "header", False),
+    ],
+)
 def test_secret_in_the_body_is_masked(
     tmp_path: Path, body: str, shown: str, scheme: str, *, in_file: bool
 ) -> None:
@@ -84,11 +90,6 @@ def test_the_address_for_receipts_is_shown() -> None:
 
     assert callback(others, own) == [f"{url}/twilio?sms-bridge-id=the-message-id#rc=5&rp=all"]
     assert callback(others) == callback(own | {"public_url": None}) == []
-
-
-def test_key_that_cannot_be_used_is_told() -> None:
-    with pytest.raises(ConfigError, match=r"^sms_api\.key_file: "):
-        rendered("generic", key=None, key_file="/nowhere")
 
 
 def test_every_answer_and_code_is_listed() -> None:
@@ -161,7 +162,7 @@ def test_answers_may_be_given() -> None:
     assert render(settings, BODY).answers == []
 
 
-@pytest.mark.parametrize("answer", ["", "sent", "600", "20", '{"status": 200}'])
+@pytest.mark.parametrize("answer", ["", "600", '{"status": 200}'])
 def test_what_is_no_answer_is_told(answer: str) -> None:
     settings = Settings.model_validate({"sms_api": {"base_url": "https://a", "key": "k"}})
     with pytest.raises(ConfigError, match="--answer: must be a status, and"):

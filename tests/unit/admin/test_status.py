@@ -56,32 +56,20 @@ def note(since: object) -> str:
 
 HEALTH: Final = {
     "nothing": "",
-    "null": "null",
     "cut": GOOD_HEALTH[:-3],
-    "deep": "[" * 100_000,
     "deep-worker": '{"status": "ok", "checks": {}, "worker": ' + '{"a":' * 100_000,
     "deep-note": worker(paused_by_operator=0)[:-3] + "[" * 150 + "]" * 150 + "}}",
     "half-a-surrogate": GOOD_HEALTH.replace('"q"', '"\\ud800"'),
     "nan-wait": worker(retry_after_seconds=float("nan")),
     "infinite-wait": worker(retry_after_seconds=float("inf")),
-    "huge-wait": worker(retry_after_seconds=1e300),
-    "negative-wait": worker(retry_after_seconds=-5),
     "text-wait": worker(retry_after_seconds="soon"),
     "no-such-month": pause(since="2030-13-31T03:12:00Z"),
-    "no-such-day": pause(since="2030-02-31T03:12:00Z"),
-    "no-such-hour": pause(since="2030-01-31T25:12:00Z"),
-    "leap-second": pause(since="2030-01-31T23:59:60Z"),
-    "year-0": pause(since="0000-01-01T00:00:00Z"),
     "year-1": pause(since="0001-01-01T00:00:00Z"),
-    "year-9999": pause(since="9999-12-31T23:59:59Z"),
     "digits-of-another-script": pause(since="\u0662\u0660\u0663\u0660-01-31T03:12:00Z"),
     "huge-status": pause(status=10**400),
-    "negative-status": pause(status=-1),
     "note-of-year-1": note("0001-01-01T00:00:00Z"),
-    "note-of-year-9999": note("9999-12-31T23:59:59Z"),
     "note-without-a-date": note(["2030"]),
     "number-as-queue": worker(queue=NUMBER),
-    "many-checks": json.dumps({"status": "ok", "checks": {f"c{'x' * i}": "ok" for i in range(39)}}),
     "very-many-checks": json.dumps(
         {"status": "ok", "checks": {f"c{a}{b}": "ok" for a in "abcdefgh" for b in "abcdefgh"}}
     ),
@@ -90,41 +78,24 @@ METRICS: Final = {
     "nothing": "",
     "no-bytes-of-text": "\udcff\udcfe",
     "nan": f'{SENT}{{outcome="sent",reason="none"}} NaN\n',
-    "infinite": f'{SENT}{{outcome="sent",reason="none"}} +Inf\n',
-    "minus-infinite": f'{SENT}{{outcome="sent",reason="none"}} -Inf\n',
     "huge": f'{SENT}{{outcome="sent",reason="none"}} 1e308\n' * 3,
-    "negative": f'{SENT}{{outcome="sent",reason="none"}} -7\n',
-    "no-labels": f"{SENT} 7\n",
     "no-reason": f'{SENT}{{outcome="dead"}} 7\n',
     "number-as-reason": f'{SENT}{{outcome="dead",reason="{NUMBER}"}} 7\n',
     "escape-as-reason": f'{SENT}{{outcome="dead",reason="\x1b[2J"}} 7\n',
     "number-as-outcome": f'sms_bridge_webhook_events_total{{outcome="{NUMBER}"}} 7\n',
-    "no-outcome": "sms_bridge_webhook_events_total 7\n",
     "late": "sms_bridge_worker_last_sent_timestamp_seconds 1e18\n",
-    "very-late": "sms_bridge_worker_last_sent_timestamp_seconds 253402300800\n",
-    "never": "sms_bridge_worker_last_sent_timestamp_seconds NaN\n",
-    "early": "sms_bridge_worker_last_sent_timestamp_seconds -1e12\n",
     "oldest-nan": "sms_bridge_worker_oldest_held_message_timestamp_seconds NaN\n",
-    "oldest-infinite": "sms_bridge_worker_oldest_held_message_timestamp_seconds +Inf\n",
     "held-nan": "sms_bridge_worker_messages_in_progress NaN\n",
-    "held-infinite": "sms_bridge_worker_messages_in_progress +Inf\n",
     "event-late": 'sms_bridge_webhook_events_total{outcome="published"} 1\n'
     "sms_bridge_webhook_last_event_timestamp_seconds 1e30\n",
     "ready-nan": 'sms_bridge_worker_queue_messages_ready{queue="q",role="main"} NaN\n'
     "sms_bridge_worker_queue_stats_timestamp_seconds 1700000000\n",
-    "ready-huge": 'sms_bridge_worker_queue_messages_ready{queue="q",role="main"} 1e400\n'
-    "sms_bridge_worker_queue_stats_timestamp_seconds 1700000000\n",
     "stats-late": "sms_bridge_worker_queue_stats_timestamp_seconds 1e300\n",
-    "consumers-nan": 'sms_bridge_worker_queue_consumers{queue="q"} NaN\n'
-    "sms_bridge_worker_queue_stats_timestamp_seconds 1700000000\n",
     "number-as-version": f'sms_bridge_build_info{{version="{NUMBER} {NUMBER}"}} 1\n',
-    "no-version": "sms_bridge_build_info 1\n",
     "start-nan": f"{GOOD_METRICS}process_start_time_seconds NaN\n",
     "no-value": f'{SENT}{{outcome="sent"\n',
     "unended-quote": f'{SENT}{{outcome="sent\n',
-    "nameless": '{outcome="sent"} 7\n',
     "odd-type": f"# TYPE {SENT} nonsense\n{GOOD_METRICS}",
-    "half-a-type": f"# TYPE\n# HELP\n# TYPE {SENT}\n",
 }
 
 
@@ -272,17 +243,9 @@ def test_rates_are_of_the_time_between() -> None:
     assert described_worker(now, before).rates == RatesReport(
         sent_per_second=100.0, retried_per_second=2.5, dead_per_second=0.5
     )
-    assert (
-        described_worker(now).sent,
-        described_worker(now).retried,
-        described_worker(now).dead,
-    ) == (300, {"r": 15}, {"r": 2})
-
-
-def test_another_process_has_no_rate() -> None:
-    now = reading(12.0, sent=1)
-
-    assert described_worker(now).rates is None
+    alone = described_worker(now)
+    assert (alone.sent, alone.retried, alone.dead, alone.rates) == (300, {"r": 15}, {"r": 2}, None)
+    # Another process.
     assert described_worker(now, reading(10.0, sent=100, started=4.0)).rates is None
 
 

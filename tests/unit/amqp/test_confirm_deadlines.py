@@ -11,7 +11,6 @@ SECONDS = 0.05
 
 
 async def until(expired: list[str], count: int) -> None:
-    """Return when so many have expired."""
     async with asyncio.timeout(GUARD_SECONDS):
         while len(expired) < count:  # noqa: ASYNC110  there is no event to wait for
             await asyncio.sleep(0.001)

@@ -23,11 +23,9 @@ class Opened(Connection):
 
     @property
     def is_closed(self) -> bool:
-        """Whether it is closed."""
         return self.was_closed
 
     async def close(self, _exc: object = None) -> None:
-        """Close it."""
         self.was_closed = True
 
 
@@ -41,7 +39,6 @@ class Brokers:
         self._refusing = refusing
 
     async def open(self, url: SecretStr) -> Connection:
-        """Open a connection, or fail."""
         name = url.get_secret_value()
         self.tried.append(name)
         seconds = self._after.get(name, 0)
@@ -114,7 +111,6 @@ class Hung(Opened):
         self.closes = 0
 
     async def close(self, _exc: object = None) -> None:
-        """Wait without end, then close at once."""
         self.closes += 1
         if self.closes == 1:
             await asyncio.Event().wait()

@@ -23,22 +23,18 @@ Future = asyncio.Future[Confirm]
 
 
 def feed(confirms: Confirms | Notices, *frames: bytes) -> list[bool]:
-    """Let frames arrive; return which of them were taken."""
     return [confirms.feed(frame[0], frame[FRAME_HEADER.size : -1]) for frame in frames]
 
 
 def ack(tag: int, *, multiple: bool = False) -> bytes:
-    """Write a confirm."""
     return marshal(commands.Basic.Ack(tag, multiple), CHANNEL)
 
 
 def nack(tag: int, *, multiple: bool = False) -> bytes:
-    """Write a refusal."""
     return marshal(commands.Basic.Nack(tag, multiple, False), CHANNEL)
 
 
 def returned(message_id: str | None, *parts: bytes) -> list[bytes]:
-    """Write the return of a message."""
     header = ContentHeader(
         body_size=sum(map(len, parts)), properties=ClientProperties(message_id=message_id)
     )
@@ -50,12 +46,10 @@ def returned(message_id: str | None, *parts: bytes) -> list[bytes]:
 
 
 def said(waiting: list[Future]) -> list[Confirm | None]:
-    """Return what each was told, None for nothing yet."""
     return [one.result() if one.done() and not one.cancelled() else None for one in waiting]
 
 
 def expect(confirms: Confirms, count: int) -> list[Future]:
-    """Publish this many messages, whose ids are their tags."""
     return [confirms.expect(str(tag)) for tag in range(1, count + 1)]
 
 
@@ -103,7 +97,6 @@ async def test_a_return_of_an_unknown_id_is_nobodys() -> None:
 
 
 async def test_a_message_without_an_id_is_returned() -> None:
-    """A return without an id is that of the message that was published without one."""
     confirms = Confirms()
     waiting = [confirms.expect(None), confirms.expect("2")]
     feed(confirms, *returned(None, b"x"), ack(2, multiple=True))
@@ -184,7 +177,6 @@ class CountedWalks(dict[int, tuple[str | None, Future]]):
     looked_at = 0
 
     def __iter__(self) -> Iterator[int]:
-        """Yield the keys."""
         for key in super().__iter__():
             self.looked_at += 1
             yield key
@@ -321,7 +313,6 @@ def test_all_but_direct_replies_are_mandatory(
 
 
 def write(**changed: object) -> bytes:
-    """Write a publish."""
     values = {"exchange": "", "routing_key": "queue", "properties": Properties()}
     given = {"body": b"", "max_payload_bytes": 100} | values | changed
     body = given.pop("body")

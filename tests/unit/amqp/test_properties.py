@@ -39,7 +39,6 @@ BEFORE_FLAGS = 12
 
 @pytest.fixture(autouse=True)
 def tolerant() -> None:
-    """Let the client library be as it is beneath a connection."""
     tolerate_broken_properties()
 
 
@@ -61,7 +60,6 @@ def library_alone() -> Iterator[None]:
 
 
 def write(properties: Properties) -> bytes:
-    """Write properties with the client library, flags first."""
     theirs = ClientProperties()
     for name, value in as_facts(properties).items():
         setattr(theirs, name, value)
@@ -69,7 +67,6 @@ def write(properties: Properties) -> bytes:
 
 
 def read_by_library(data: bytes) -> dict[str, Any]:
-    """Read properties with the client library."""
     header = ContentHeader()
     header.unmarshal(struct.pack(">HHQ", 60, 0, 0) + data)
     return dict(header.properties)
@@ -81,12 +78,10 @@ def with_headers(table: bytes) -> bytes:
 
 
 def entry(value: bytes, name: bytes = b"x") -> bytes:
-    """Write an entry of a table."""
     return bytes([len(name)]) + name + value
 
 
 def headers_of(data: bytes) -> dict[str, Any]:
-    """Read the headers of properties."""
     return read_properties(data).headers or {}
 
 
@@ -155,7 +150,6 @@ VALUES = st.recursive(
 def test_headers_are_read_as_by_the_client_library(
     headers: dict[str, Any], timestamp: datetime
 ) -> None:
-    """Headers of every type that the client library knows, in any nesting, are read alike."""
     with library_alone():
         data = write(Properties(headers=headers, timestamp=timestamp))
         expected = read_by_library(data)
@@ -341,7 +335,6 @@ KINDS: dict[str, bytes] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_headers_are_written_back_as_they_came(kind: str) -> None:
-    """A header of any type is written back with its bytes, between others."""
     data = with_headers(entry(b"t\x01", b"a") + entry(KINDS[kind], b"gr\xf6\xdfe") + entry(b"V"))
     properties = read_properties(data)
     properties.headers = as_they_came(properties.headers)

@@ -57,15 +57,12 @@ class Transport:
         self._arrived = asyncio.Event()
 
     def is_closing(self) -> bool:
-        """Say whether nothing can be written any more."""
         return self.closing
 
     def get_write_buffer_size(self) -> int:
-        """Say how much the broker has not read."""
         return self.unwritten_bytes
 
     def write(self, data: bytes) -> None:
-        """Read frames."""
         while data:
             used, _, frame = unmarshal(data)
             data = data[used:]
@@ -80,11 +77,9 @@ class Transport:
         self._arrived.set()
 
     def writelines(self, pieces: Iterable[bytes | memoryview]) -> None:
-        """Read frames that are in pieces."""
         self.write(b"".join(pieces))
 
     async def until(self, count: int) -> list[Written]:
-        """Return what was published, when it is so many."""
         async with asyncio.timeout(GUARD_SECONDS):
             while len(self.published) < count:
                 self._arrived.clear()
@@ -103,7 +98,6 @@ class OpenChannel:
 
     @property
     def is_closed(self) -> bool:
-        """Say whether it has ended."""
         return self.closing.done()
 
 
@@ -119,20 +113,16 @@ class Far:
     cuts: Callable[[bytes], list[bytes]] = field(default=lambda data: [data])
 
     def say(self, *frames: bytes) -> None:
-        """Let frames arrive."""
         for piece in self.cuts(b"".join(frames)):
             self.protocol.data_received(piece)
 
     def ack(self, tag: int, *, multiple: bool = False) -> None:
-        """Confirm."""
         self.say(marshal(commands.Basic.Ack(tag, multiple), CHANNEL))
 
     def nack(self, tag: int, *, multiple: bool = False) -> None:
-        """Refuse."""
         self.say(marshal(commands.Basic.Nack(tag, multiple, False), CHANNEL))
 
     def give_back(self, message_id: str | None, body: bytes = b"") -> None:
-        """Return a message."""
         header = ContentHeader(
             body_size=len(body), properties=ClientProperties(message_id=message_id)
         )
@@ -141,16 +131,13 @@ class Far:
         self.say(back, marshal(header, CHANNEL), *parts)
 
     def block(self) -> None:
-        """Raise an alarm."""
         self.say(marshal(commands.Connection.Blocked("low on memory"), 0))
 
     def unblock(self) -> None:
-        """End the alarm."""
         self.say(marshal(commands.Connection.Unblocked(), 0))
 
 
 def connect(max_content_size: int = FRAME_PAYLOAD_BYTES) -> Far:
-    """Make a connection."""
     ours, transport = Wire(), Transport()
     ours._transport = cast("asyncio.Transport", transport)
     loop = asyncio.get_running_loop()
@@ -189,20 +176,17 @@ async def serving(ours: Publisher, **options: Any) -> AsyncIterator[Far]:
 
 @pytest.fixture
 async def ours() -> Publisher:
-    """Make a publisher that is not connected yet."""
     return Publisher(METRICS, timeout_seconds=GUARD_SECONDS)
 
 
 @pytest.fixture
 async def far(ours: Publisher) -> AsyncIterator[Far]:
-    """Connect it."""
     async with serving(ours) as end:
         yield end
     assert ours.unconfirmed == 0
 
 
 def awaited(ours: Publisher, message_id: str | None) -> "asyncio.Future[Confirm]":
-    """Return what somebody waits for under an id."""
     assert ours._main.channel is not None
     confirm = ours._main.channel.awaited(message_id)
     assert confirm is not None
@@ -212,7 +196,6 @@ def awaited(ours: Publisher, message_id: str | None) -> "asyncio.Future[Confirm]
 def publish(
     ours: Publisher, message_id: str | None = None, *, key: str = "queue", **changed: Any
 ) -> "asyncio.Task[str]":
-    """Publish in a task; it returns what the caller is told."""
     timeout_seconds = changed.pop("timeout_seconds", GUARD_SECONDS)
     body = changed.pop("body", b"body")
     properties = Properties(message_id=message_id, **changed)
@@ -229,13 +212,11 @@ def publish(
 
 
 async def soon(*tasks: Awaitable[str]) -> list[str]:
-    """Wait for what must come without any deadline's help."""
     async with asyncio.timeout(GUARD_SECONDS / 2):
         return await asyncio.gather(*tasks)
 
 
 async def turns(count: int = 5) -> None:
-    """Let the event loop go around."""
     for _ in range(count):
         await asyncio.sleep(0)
 
@@ -258,7 +239,6 @@ async def test_one_large_body_at_a_time(ours: Publisher, far: Far) -> None:
 
 
 async def test_a_large_body_has_more_time(ours: Publisher, far: Far) -> None:
-    """A large body is not given up after the time that a small one has."""
     body = bytes(LARGE_BODY_BYTES + 1)
     large = publish(ours, "1", body=body, timeout_seconds=SHORT_SECONDS)
     small = publish(ours, "2", timeout_seconds=SHORT_SECONDS)
@@ -275,7 +255,6 @@ async def test_a_large_body_has_more_time(ours: Publisher, far: Far) -> None:
 def write_at_once(
     ours: Publisher, message_id: str | None = None, body: bytes = b"body", **changed: Any
 ) -> publication.Publication | None:
-    """Write if nothing keeps it waiting."""
     properties = Properties(message_id=message_id, **changed)
     return ours.write_at_once(body, exchange="", routing_key="queue", properties=properties)
 
@@ -526,7 +505,6 @@ async def test_a_confirm_that_came_during_a_stall_is_in_time(ours: Publisher, fa
 
 
 async def write(ours: Publisher, message_id: str, deadline: float) -> Publication:
-    """Write one for a deadline, a time of the event loop."""
     properties = Properties(message_id=message_id)
     return await ours.write(
         b"body", exchange="", routing_key="queue", properties=properties, deadline=deadline
@@ -673,7 +651,6 @@ async def test_the_channel_ends_with_publishes_in_flight(ours: Publisher) -> Non
 
 
 async def test_serving_ends_with_its_channel(ours: Publisher) -> None:
-    """The end of the channel ends `serve`, and nothing is taken for it any more."""
     far = connect()
     task = asyncio.create_task(ours.serve(far.connection))
     await ours._main.opened.wait()
@@ -762,7 +739,6 @@ async def test_too_many_wait_for_the_broker(ours: Publisher, far: Far) -> None:
 
 
 async def test_the_limit_is_for_those_who_waited_too(ours: Publisher) -> None:
-    """Of all that waited for a connection, no more than the limit are written."""
     tasks = [publish(ours, str(n)) for n in range(MAX_UNCONFIRMED + 3)]
     await turns()
     async with serving(ours) as far:

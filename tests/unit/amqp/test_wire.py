@@ -35,7 +35,6 @@ TAKEN = 1
 
 
 def numbered(number: int) -> Channel:
-    """Make what a wire needs of aiormq's channel."""
     return cast("Channel", SimpleNamespace(number=number))
 
 
@@ -59,17 +58,14 @@ class Message:
 
     @property
     def delivered(self) -> Delivered:
-        """What a consumer is given."""
         return self.tag, self.redelivered, self.name, b"".join(self.parts)
 
     def content(self, channel: int) -> list[bytes]:
-        """Write header and body."""
         size = sum(map(len, self.parts))
         header = ContentHeader(body_size=size, properties=ClientProperties(message_id=self.name))
         return [marshal(header, channel), *(marshal(ContentBody(p), channel) for p in self.parts)]
 
     def frames(self, channel: int = TAKEN) -> list[bytes]:
-        """Write a delivery."""
         deliver = commands.Basic.Deliver("consumer", self.tag, self.redelivered, "", "queue")
         return [marshal(deliver, channel), *self.content(channel)]
 
@@ -80,7 +76,6 @@ class Reader(asyncio.StreamReader):
     passed = b""
 
     def feed_data(self, data: Iterable[SupportsIndex]) -> None:
-        """Take bytes."""
         self.passed += bytes(data)
 
 
@@ -98,7 +93,6 @@ class Stream:
         self.wire._protocol = self._protocol
 
     def take(self, tag: int, redelivered: bool, properties: Properties, body: Body) -> None:  # noqa: FBT001
-        """Write down a delivery."""
         self.taken.append((tag, redelivered, properties.message_id, body))
 
     def feed(self, *pieces: bytes) -> bytes:
@@ -117,7 +111,6 @@ async def stream() -> AsyncIterator[Stream]:
 
 
 def cut(data: bytes, at: Iterable[int]) -> list[bytes]:
-    """Cut bytes at these positions."""
     places = [0, *sorted({place for place in at if 0 < place < len(data)}), len(data)]
     return [data[begin:end] for begin, end in itertools.pairwise(places)]
 
@@ -311,7 +304,6 @@ async def test_what_is_no_amqp_passes_at_once(alien: bytes, first: bytes, data: 
 
 
 async def test_a_frame_without_its_end_passes(stream: Stream) -> None:
-    """Where the end of a frame should be and is not, nothing is taken for a frame any more."""
     delivery = b"".join(Message().frames())
     broken = Message().frames()[0][:-1] + b"\xcd" + delivery
     passed = stream.feed(delivery + METHODS[0] + broken, delivery)
@@ -408,7 +400,6 @@ async def connected(certificate: Path | None = None) -> AsyncIterator[Connected]
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a certificate of 127.0.0.1, with its key beside it."""
     return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
@@ -451,7 +442,6 @@ async def test_a_large_body_is_never_copied(size: int) -> None:
 
 
 def written(body: Body) -> list[Piece]:
-    """Write a publish."""
     return publish_pieces(
         TAKEN,
         body,
@@ -541,7 +531,6 @@ def test_publishes_are_those_of_the_client_library(
 
 
 async def test_an_ack_without_a_connection_is_nothing() -> None:
-    """Before there is a connection, while it closes and when it is closed, an ack does nothing."""
     Wire().ack(CHANNEL, 1)
     async with connected() as (ours, _, writer, peer):
         writer.close()

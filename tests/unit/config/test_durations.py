@@ -45,5 +45,4 @@ def test_format_duration(seconds: float, text: str) -> None:
 
 @given(st.integers(min_value=1, max_value=10**8))
 def test_format_duration_is_read_back(seconds: int) -> None:
-    """What is written as a duration reads as the same duration."""
     assert parse_duration(format_duration(seconds)) == seconds

@@ -53,7 +53,6 @@ def test_value_of_the_environment(load: Load, key: str, text: str, value: object
 
 
 def test_map_of_the_environment(load: Load) -> None:
-    """Maps are JSON in the environment, as lists are."""
     loaded = load("", SMS_BRIDGE_RABBITMQ__TLS='{"server_name": "rabbit"}')
 
     assert loaded.rabbitmq.tls.server_name == "rabbit"

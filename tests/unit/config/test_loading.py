@@ -13,7 +13,6 @@ from tests.unit.config.conftest import Faults, Load
 
 @pytest.mark.parametrize("text", ["# nothing\n", "worker:\n", "---\n", "rabbitmq:\n  tls:\n"])
 def test_empty_file_or_section_means_defaults(load: Load, text: str) -> None:
-    """A file, or a section at any depth, that says nothing leaves the defaults."""
     assert load(text) == load_settings(None, {})
 
 
@@ -57,7 +56,6 @@ def test_one_line_for_each_fault(faults: Faults) -> None:
 
 
 def test_key_file_overrides_key(load: Load, tmp_path: Path) -> None:
-    """The API key is the file's when there is a key file, even against the environment."""
     (tmp_path / "key").write_text("from-key-file\n", encoding="utf-8")
     loaded = load(
         {
@@ -77,7 +75,6 @@ def test_key_file_overrides_key(load: Load, tmp_path: Path) -> None:
 def test_fault_of_the_api_key_names_the_setting_that_gave_it(
     load: Load, tmp_path: Path, key: str | None, setting: str
 ) -> None:
-    """An API key that cannot be used is told by the setting that it comes from."""
     file = None if key else str(tmp_path / "nothing")
     api = {"base_url": "https://api.example.com", "key": key, "key_file": file}
 
@@ -86,7 +83,6 @@ def test_fault_of_the_api_key_names_the_setting_that_gave_it(
 
 
 def test_secret_files_override_secrets(load: Load, tmp_path: Path) -> None:
-    """The webhook secrets are the files' when there are secret files."""
     (tmp_path / "secret").write_text("from-secret-file\n", encoding="utf-8")
     loaded = load({"webhook": {"secrets": ["a"], "secret_files": [str(tmp_path / "secret")]}})
     (endpoint,) = endpoints_from(loaded.webhook)

@@ -19,7 +19,6 @@ MAX_CHARACTERS = 80
 
 
 def settings_of(preset: Preset) -> SmsApiSettings:
-    """Make settings of a preset, with what it needs."""
     given = {"base_url": "http://localhost", "account": "an-account", "key": "a-key"}
     return SmsApiSettings.model_validate({"preset": preset, **given})
 

@@ -22,7 +22,6 @@ def test_values_that_are_numbers_are_written_as_texts() -> None:
 
 
 def test_lists_are_json_in_the_environment() -> None:
-    """A variable of the environment holds a list as JSON."""
     settings = ReceiptSettings.model_validate(READABLE | {"failed": '["failed", "expired"]'})
 
     assert settings.failed == ("failed", "expired")

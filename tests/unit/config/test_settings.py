@@ -19,7 +19,6 @@ EXAMPLE = Path(__file__).parents[3] / "config.example.yaml"
 
 
 def paths(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the path of every section and key."""
     for name, value in values.items():
         yield prefix + name
         if isinstance(value, dict):
@@ -54,7 +53,6 @@ def test_the_example_shows_services() -> None:
 
 
 def test_example_lists_every_key() -> None:
-    """The example names every section and key of the model, and no other."""
     example = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
 
     assert set(paths(example)) == set(known_keys())

@@ -11,7 +11,6 @@ from tests.unit.config.conftest import CANARY, Faults, Load
 
 
 def api(load: Load, **values: Any) -> SmsApiSettings:
-    """Load `sms_api`."""
     return load({"sms_api": values}).sms_api
 
 
@@ -375,7 +374,6 @@ def test_fields_in_each_others_way(faults: Faults, given: dict[str, Any], told: 
     ],
 )
 def test_key_that_cannot_work(faults: Faults, values: dict[str, Any], told: str) -> None:
-    """A key of a shape that cannot work is told with its path and what is right."""
     (fault,) = faults({"sms_api": values})
 
     assert fault.startswith(told)

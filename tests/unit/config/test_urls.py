@@ -7,7 +7,6 @@ from tests.unit.config.conftest import CANARY, Faults, Load, nested, value_at
 
 
 def test_slash_after_the_base_url_is_dropped(load: Load) -> None:
-    """The path is appended to the base URL with one slash, however it is written."""
     loaded = load("sms_api: {base_url: 'https://api.example.com/base/'}")
 
     assert loaded.sms_api.base_url == "https://api.example.com/base"

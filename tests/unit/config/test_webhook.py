@@ -15,7 +15,6 @@ OTHER = {"path": "/other", "secret_files": FILES}
 
 
 def webhook(load: Load, **values: Any) -> WebhookSettings:
-    """Load `webhook`."""
     return load({"webhook": values}).webhook
 
 
@@ -125,7 +124,6 @@ SERVICE = {
 
 @pytest.fixture
 def service(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the preset `telnyx` bring a whole endpoint along."""
     read = presets._read
     monkeypatch.setattr(presets, "_read", lambda name: SERVICE if name == "telnyx" else read(name))
 

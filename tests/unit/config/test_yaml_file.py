@@ -35,7 +35,6 @@ def test_file_that_is_no_configuration(faults: Faults, text: str, says: str) -> 
 
 
 def test_key_that_is_there_twice_and_may_be_a_secret(faults: Faults) -> None:
-    """A key that is there twice is told by its line when it could be a secret."""
     (said,) = faults("worker: {491713920012: x, 491713920012: y}")
 
     assert said.endswith(", line 1: a key appears twice; keep one")

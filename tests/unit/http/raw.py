@@ -43,16 +43,13 @@ class App:
     is_cancelled: bool = False
 
     def judge(self, _method: str, path: str, _headers: object) -> Response | None:
-        """Refuse one path for its header alone."""
         return problem(404, "nothing is here") if path == "/nowhere" else None
 
     @property
     def paths(self) -> list[str]:
-        """What was asked for."""
         return [request.path for request in self.requests]
 
     def answer(self, request: Request) -> ResponseOrFuture:
-        """Answer one request: at once where its path begins with `/at-once`."""
         self.requests.append(request)
         if request.path == "/at-once/bug":
             raise ZeroDivisionError
@@ -89,7 +86,6 @@ class Client:
 
     @property
     def transport(self) -> asyncio.Transport:
-        """What reads and writes."""
         return cast("asyncio.Transport", self.writer.transport)
 
     async def ask(self, data: bytes) -> bytes:
@@ -107,7 +103,6 @@ class Client:
         return data
 
     async def drip(self, data: bytes) -> None:
-        """Send the same byte again and again."""
         with contextlib.suppress(ConnectionError):
             while data and not self.reader.at_eof():
                 self.writer.write(data)
@@ -116,12 +111,10 @@ class Client:
 
 
 def status_of(answer: bytes) -> int | None:
-    """Find the status of the first answer, if there is one."""
     return int(answer.split(b" ", 2)[1]) if answer else None
 
 
 def length_of(head: bytes) -> int:
-    """Find how long the body is."""
     lines = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:] if line)
     return int(lines.get(b"content-length", 0))
 
@@ -130,7 +123,6 @@ def length_of(head: bytes) -> int:
 async def listening(
     app: App, *, drain_timeout_seconds: float = 5, **limits: Any
 ) -> AsyncIterator[Listener]:
-    """Serve on a free port."""
     listener = Listener(
         app.answer,
         replace(LIMITS, **limits),
@@ -155,7 +147,6 @@ async def listening(
 
 @asynccontextmanager
 async def connected(port: int) -> AsyncIterator[Client]:
-    """Open a raw connection; what hangs on it fails the test."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         async with asyncio.timeout(GUARD_SECONDS):
@@ -165,7 +156,6 @@ async def connected(port: int) -> AsyncIterator[Client]:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Wait for a condition, and fail when it does not come."""
     async with asyncio.timeout(GUARD_SECONDS):
         while not condition():  # noqa: ASYNC110  a condition of any kind has no event
             await asyncio.sleep(0.001)
@@ -180,7 +170,6 @@ class Served:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
         return self.listener.port
 
 
@@ -190,7 +179,6 @@ HALF_CHUNK = b"POST /half HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\
 
 
 def request(*headers: bytes, line: bytes = b"POST /bad HTTP/1.1", body: bytes = b"") -> bytes:
-    """Write a request."""
     return b"\r\n".join((line, b"Host: x", *headers, b"", body))
 
 
@@ -212,10 +200,8 @@ def assert_problem(answer: bytes, status: int) -> None:
 
 
 def chunk(data: bytes, extension: bytes = b"") -> bytes:
-    """Write a chunk."""
     return b"%x%s\r\n%s\r\n" % (len(data), extension, data)
 
 
 def post_of(size: int) -> bytes:
-    """Write a request with a body."""
     return request(b"Content-Length: %d" % size, body=bytes(size))

@@ -37,12 +37,10 @@ class Admin:
     client: httpx.AsyncClient
 
     async def probe(self, path: str) -> tuple[int, Any]:
-        """Ask a probe."""
         answer = await self.client.get(path)
         return answer.status_code, answer.json()
 
     async def until_beats(self, count: int) -> None:
-        """Wait until a timer was woken so often."""
         seen = 0.0
         async with asyncio.timeout(GUARD_SECONDS):
             while seen < count:
@@ -50,13 +48,11 @@ class Admin:
                 seen = self.registry.get_sample_value(LAG_COUNT) or 0
 
     async def metrics(self, accept: str | None) -> httpx.Response:
-        """Ask for the metrics in a format."""
         headers = {} if accept is None else {"Accept": accept}
         return await self.client.get("/metrics", headers=headers)
 
 
 def new_health(registry: CollectorRegistry, clock: Clock) -> Health:
-    """Make what the probes ask."""
     metrics = BridgeMetrics(
         registry, component="worker", version="1.2.3", revision="abc", exchanges=["sms.dead"]
     )
@@ -65,7 +61,6 @@ def new_health(registry: CollectorRegistry, clock: Clock) -> Health:
 
 @pytest.fixture
 async def admin() -> AsyncIterator[Admin]:
-    """Serve a healthy process."""
     registry = new_registry()
     clock = Clock()
     health = new_health(registry, clock)
@@ -97,7 +92,6 @@ async def test_draining_process_is_not_ready(admin: Admin) -> None:
 
 
 async def test_failing_check_is_named(admin: Admin) -> None:
-    """/readyz names the check that fails and those that do not."""
     admin.health.ready["consumer"] = lambda: False
 
     assert await admin.probe("/readyz") == (
@@ -236,7 +230,6 @@ class Slow:
     names = tuple(f"slow_{number}" for number in range(20))
 
     def collect(self) -> Iterator[Metric]:
-        """Make them, one after the other."""
         for name in self.names:
             time.sleep(0.003)
             yield GaugeMetricFamily(name, "Slow.", value=1)

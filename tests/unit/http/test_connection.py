@@ -44,7 +44,6 @@ class Idler:
     hears: int | None = None
 
     async def meet(self, port: int) -> bytes:
-        """Return what comes until the connection is closed."""
         async with connected(port) as client:
             if self.asks:
                 await client.ask(self.asks)
@@ -92,7 +91,6 @@ async def met(served: Served) -> AsyncIterator[dict[str, asyncio.Task[bytes]]]:
 async def test_connection_that_brings_nothing_is_closed(
     met: dict[str, asyncio.Task[bytes]], name: str
 ) -> None:
-    """A connection that brings no whole request in time is closed, with 408 if it began one."""
     answer = await met[name]
 
     assert status_of(answer) == IDLERS[name].hears
@@ -253,7 +251,6 @@ async def test_body_that_nobody_reads_is_not_waited_for(served: Served) -> None:
 
 
 async def test_answer_to_head_has_no_body(served: Served) -> None:
-    """HEAD is answered with the length, and without the body."""
     async with connected(served.port) as client:
         client.writer.write(b"HEAD /head HTTP/1.1\r\nHost: x\r\n\r\n")
         head = await client.reader.readuntil(b"\r\n\r\n")
@@ -264,7 +261,6 @@ async def test_answer_to_head_has_no_body(served: Served) -> None:
 
 @pytest.mark.parametrize("keep", [b"", b"Connection: keep-alive\r\n"], ids=["plain", "keep"])
 async def test_http_1_0_is_answered_and_closed(served: Served, keep: bytes) -> None:
-    """HTTP/1.0 gets one answer for each connection."""
     async with connected(served.port) as client:
         client.writer.write(b"GET /old HTTP/1.0\r\n%s\r\n" % keep)
         answer = await client.rest()
@@ -282,7 +278,6 @@ async def test_what_follows_the_last_request_is_ignored(served: Served) -> None:
 
 
 async def test_half_closed_client_gets_its_answers(served: Served) -> None:
-    """A client that has said all, and says so, is answered all."""
     async with connected(served.port) as client:
         client.writer.write(GET.replace(b"/ ", b"/soon ") + GET.replace(b"/ ", b"/2 "))
         client.writer.write_eof()

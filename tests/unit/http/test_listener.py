@@ -73,7 +73,6 @@ async def test_what_has_come_is_read_before_its_time_is_up() -> None:
 
 
 def listen(host: str, port: int) -> Listener:
-    """Try to take a port."""
     return Listener(App().answer, LIMITS, section="webhook", host=host, port=port)
 
 

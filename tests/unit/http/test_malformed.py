@@ -69,6 +69,7 @@ MALFORMED: dict[str, bytes] = {
     "target that is none": request(line=b"GET bad HTTP/1.1"),
     "space in the target": request(line=b"GET /bad bad HTTP/1.1"),
     "lower-case method": request(line=b"get /bad HTTP/1.1"),
+    "malformed chunk": request(CHUNKED, body=b"zz\r\n"),
 }
 
 
@@ -84,30 +85,11 @@ async def test_malformed_request_is_a_problem(served: Served, data: bytes) -> No
     assert served.app.paths == []
 
 
-async def test_malformed_chunk_ends_the_request(served: Served) -> None:
-    """A body that turns out to be malformed is answered with 400, and closed."""
-    async with connected(served.port) as client:
-        client.writer.write(request(CHUNKED, body=b"zz\r\n"))
-        answer = await client.rest()
-
-        assert answer.startswith(b"HTTP/1.1 400 ")
-
-
-async def test_malformed_request_closes_after_a_good_one(served: Served) -> None:
-    """A malformed request after a good one is answered with 400, and closed."""
-    async with connected(served.port) as client:
-        await client.ask(GET)
-        client.writer.write(b"\x00\r\n\r\n")
-
-        assert_problem(await client.rest(), 400)
-
-
 @pytest.mark.parametrize("path", [b"/", b"/soon"], ids=["quick", "slow"])
 @pytest.mark.parametrize("together", [True, False], ids=["one packet", "two packets"])
 async def test_malformed_request_does_not_lose_an_answer(
     served: Served, path: bytes, *, together: bool
 ) -> None:
-    """What a malformed request follows at once is answered first."""
     good = GET.replace(b"/ ", path + b" ")
     async with connected(served.port) as client:
         if together:

@@ -69,7 +69,6 @@ async def test_flood_of_connections_does_not_lock_out() -> None:
 
 
 async def test_connection_that_is_answered_keeps_its_place() -> None:
-    """When every connection is being answered, a newcomer is answered 503 and closed."""
     app = App()
     async with listening(app, max_connections=1) as listener, connected(listener.port) as busy:
         busy.writer.write(GET.replace(b"/ ", b"/wait "))

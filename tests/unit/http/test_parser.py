@@ -78,7 +78,6 @@ def seen(parser: RequestParser) -> tuple[list[dict[str, object]], int | None, Re
 
 
 def fields_of(request: Request) -> dict[str, object]:
-    """Return what a request holds; two requests are compared by it."""
     return {name: getattr(request, name) for name in Request.__slots__}
 
 

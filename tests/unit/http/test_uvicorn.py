@@ -31,7 +31,6 @@ MIB = 1024 * 1024
 
 @pytest.fixture(scope="module")
 async def uvicorn_port() -> AsyncIterator[int]:
-    """Serve on uvicorn, with the only time-out that it has."""
     app = asgi_app(App().answer, max_body_bytes=LIMITS.max_body_bytes)
     server = uvicorn.Server(
         uvicorn.Config(

@@ -87,13 +87,11 @@ class Bridge:
 
 @pytest.fixture
 async def bridge() -> Bridge:
-    """Make what takes the webhooks."""
     return Bridge()
 
 
 @pytest.fixture
 async def phone(bridge: Bridge) -> AsyncIterator[httpx.AsyncClient]:
-    """Serve a sandbox that sends its webhooks to `bridge`."""
     async with AsyncExitStack() as stack:
         routes = [Route("/webhooks", bridge.take, methods=["POST"])]
         taker = await stack.enter_async_context(running(Starlette(routes=routes)))
@@ -102,12 +100,10 @@ async def phone(bridge: Bridge) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def send(client: httpx.AsyncClient, **headers: str) -> httpx.Response:
-    """POST the usual message."""
     return await client.post("/v1/messages", json=MESSAGE, headers=headers)
 
 
 async def kept(client: httpx.AsyncClient) -> list[dict[str, Any]]:
-    """Fetch the messages that the sandbox took."""
     return list((await client.get("/sandbox/messages")).json()["messages"])
 
 
@@ -118,12 +114,10 @@ async def attempts(client: httpx.AsyncClient) -> list[tuple[str | None, str | No
 
 
 async def set_faults(client: httpx.AsyncClient, *faults: dict[str, Any]) -> None:
-    """Make the sandbox misbehave."""
     (await client.put("/sandbox/faults", json=faults)).raise_for_status()
 
 
 async def until_attempted(client: httpx.AsyncClient, number: int) -> None:
-    """Wait until so many POSTs have reached the sandbox."""
     async with asyncio.timeout(5):
         while len(await attempts(client)) < number:
             pass
@@ -199,7 +193,6 @@ async def test_memory_is_bounded() -> None:
 
 
 async def take(client: httpx.AsyncClient, key: str, to: str) -> str:
-    """Send a message for a number and return its id."""
     answer = await client.post(
         "/v1/messages", json={**MESSAGE, "to": to}, headers={"Idempotency-Key": key}
     )
@@ -207,7 +200,6 @@ async def take(client: httpx.AsyncClient, key: str, to: str) -> str:
 
 
 async def keys(client: httpx.AsyncClient, query: str) -> list[str]:
-    """Return the keys of the messages that a query finds."""
     answer = await client.get(f"/sandbox/messages?{query}", timeout=60)
     return [one["idempotency_key"] for one in answer.raise_for_status().json()["messages"]]
 
@@ -422,13 +414,11 @@ async def test_webhooks_need_a_url(sandbox: httpx.AsyncClient, path: str) -> Non
 
 @pytest.mark.parametrize("url", ["", "localhost:8080", "http://[::1"])
 async def test_unusable_webhook_url_is_told_at_the_start(url: str) -> None:
-    """An unusable webhook URL is an error of the configuration."""
     with pytest.raises(ConfigError, match="--webhook-url"):
         Signer("generic", url, SECRET)
 
 
 async def test_used_port_is_told(sandbox: httpx.AsyncClient) -> None:
-    """A port that is taken is told in one line that names the option and the port."""
     port = sandbox.base_url.port
     assert port is not None
     with pytest.raises(

@@ -20,7 +20,6 @@ ERLANG = {"kernel-8.5.3": [], "mnesia-4.21.3": ["kernel"], "wx-2.2": ["kernel"]}
 
 
 def install(folder: Path, name: str, needs: Sequence[str], modules: int = 1) -> None:
-    """Install an application of Erlang."""
     ebin = folder / name / "ebin"
     ebin.mkdir(parents=True)
     (name, *_) = name.split("-")

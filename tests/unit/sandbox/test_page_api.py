@@ -24,7 +24,6 @@ REQUEST = Request({"type": "http", "headers": []})
 
 @pytest.fixture
 async def client() -> AsyncIterator[httpx.AsyncClient]:
-    """Ask a sandbox."""
     transport = httpx.ASGITransport(create_app())
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         yield client
@@ -64,18 +63,15 @@ async def test_files_bring_the_policy_along(client: httpx.AsyncClient) -> None:
 
 @pytest.fixture
 def store() -> SandboxStore:
-    """Make the records of a page."""
     return SandboxStore(100_000)
 
 
 @pytest.fixture
 def page(store: SandboxStore) -> PageApi:
-    """Make the endpoints of a page."""
     return PageApi(PlayedService("generic"), store, webhook_url=None)
 
 
 def take(store: SandboxStore, text: str) -> None:
-    """Have the service accept a message."""
     store.add_message(AcceptedMessage(text, "+15550100", "Acme", text, None, 0))
 
 
@@ -158,7 +154,6 @@ async def test_a_snapshot_is_bounded(page: PageApi, store: SandboxStore) -> None
 
 
 async def test_only_the_newest_requests_keep_their_bodies(client: httpx.AsyncClient) -> None:
-    """All requests are listed, and the newest are shown with headers and bodies."""
     for _ in range(MAX_EXCHANGES + 1):
         await client.post("/v1/messages", content=b"{}", headers=LOGIN)
     listed = (await client.get("/sandbox/requests")).json()["requests"]

@@ -19,7 +19,6 @@ Play = Callable[[Preset], httpx.AsyncClient]
 
 @pytest.fixture
 async def play() -> AsyncIterator[Play]:
-    """Play services, each for a client that knows the login."""
     async with AsyncExitStack() as stack:
 
         def start(preset: Preset) -> httpx.AsyncClient:
@@ -34,13 +33,11 @@ async def play() -> AsyncIterator[Play]:
 
 
 async def listed(client: httpx.AsyncClient, kind: str) -> list[dict[str, Any]]:
-    """Return what the sandbox lists."""
     entries: list[dict[str, Any]] = (await client.get(f"/sandbox/{kind}")).json()[kind]
     return entries
 
 
 async def order(client: httpx.AsyncClient, **fault: object) -> httpx.Response:
-    """Order one fault."""
     return await client.put("/sandbox/faults", json=[fault])
 
 

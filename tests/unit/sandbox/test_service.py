@@ -25,7 +25,6 @@ KEYLESS = {"twilio", "plivo"}
 
 
 def shape(preset: Preset) -> Shape:
-    """Prepare the bridge for a preset."""
     given = {
         "base_url": "http://127.0.0.1:1",
         "account": "an-account",
@@ -36,7 +35,6 @@ def shape(preset: Preset) -> Shape:
 
 
 def written(preset: Preset, *, key: str = "a-message-id") -> tuple[dict[str, str], bytes]:
-    """Write a request as the worker does."""
     request = SendRequest.model_validate({"to": TO, "from": "Acme", "text": TEXT})
     envelope = Envelope(key=key, message_id=key, published_at=None, first_delivered_at=0)
     asked = shape(preset).encode(request, envelope)
@@ -47,19 +45,16 @@ def written(preset: Preset, *, key: str = "a-message-id") -> tuple[dict[str, str
 def ask(
     preset: Preset, headers: dict[str, str], body: bytes, *, key: str | None = KEY
 ) -> ParsedRequest:
-    """Have the service read a request."""
     return PlayedService(preset, key).read(headers, body)
 
 
 def rejection(preset: Preset, headers: dict[str, str], body: bytes) -> Rejection:
-    """Have the service read a request that it does not accept."""
     found = ask(preset, headers, body).rejection
     assert found is not None
     return found
 
 
 def judge(preset: Preset, answer: ServiceAnswer) -> Any:
-    """Have the bridge judge an answer."""
     content = b"" if answer.body is None else json.dumps(answer.body).encode()
     return shape(preset).judge(Reply(answer.status, (), content))
 

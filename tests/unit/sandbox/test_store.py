@@ -9,7 +9,6 @@ from bridge.sandbox.store import ChangeFeed, SandboxStore
 
 
 def message(message_id: str, to: str) -> AcceptedMessage:
-    """Make a message."""
     return AcceptedMessage(message_id, to, "Acme", "Hi", None, 0)
 
 
@@ -47,7 +46,6 @@ def test_changes_after_a_number_are_known_while_they_are_kept() -> None:
 
 
 async def test_a_change_wakes_all_who_wait() -> None:
-    """A change that is there already is not waited for."""
     feed = ChangeFeed()
     waiting = [asyncio.create_task(feed.wait(0, 30)) for _ in range(2)]
     await asyncio.sleep(0)

@@ -17,7 +17,6 @@ WEBHOOKS = plan_webhooks(200, run="ab")
 
 
 def _ideal() -> Observed:
-    """Return what is seen when everything goes as planned."""
     return Observed(
         published=len(MESSAGES),
         accepted=[r.message_id for r in MESSAGES if r.expected == "sent"],

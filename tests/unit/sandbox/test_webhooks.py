@@ -32,18 +32,15 @@ KEYLESS = {"twilio", "plivo", "telnyx"}
 
 
 def endpoint(preset: Preset) -> EndpointSettings:
-    """Describe the endpoint that a preset's service calls."""
     return EndpointSettings.model_validate({"path": "/x", "preset": preset})
 
 
 def event_id(preset: Preset, event: WebhookContent) -> str | None:
-    """Return the id that the bridge finds in an event."""
     verified = Verified(0, None, None)
     return name_event(event.body, event.content_type, verified, endpoint(preset)).event_id
 
 
 def receipts(preset: Preset, event: WebhookContent) -> tuple[Receipt, ...]:
-    """Return the delivery receipts that the bridge finds in an event."""
     settings = endpoint(preset)
     named = name_event(event.body, event.content_type, Verified(0, None, None), settings)
     return tuple(receipt._replace(status=None, meaning=None) for receipt in named.receipts)
@@ -118,13 +115,11 @@ SANDBOX_URL = "http://127.0.0.1:8025"
 
 
 def printed(signer: Signer) -> Settings:
-    """Read the settings that the sandbox prints."""
     text = signer.settings_to_copy(SANDBOX_URL, has_key=False)
     return Settings.model_validate(yaml.safe_load(text))
 
 
 def endpoint_of(signer: Signer) -> Endpoint:
-    """Make the bridge's endpoint of what the sandbox prints."""
     (settings,) = printed(signer).webhook.all_endpoints
     return Endpoint(settings)
 

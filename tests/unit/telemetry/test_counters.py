@@ -19,7 +19,6 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 def written(registry: CollectorRegistry) -> tuple[bytes, bytes]:
-    """Return the page of a scrape in both formats."""
     return generate_latest(registry), generate_openmetrics(registry)  # type: ignore[no-untyped-call]
 
 
@@ -68,7 +67,6 @@ def test_exemplars(values: Sequence[tuple[float, str | None]]) -> None:
 
 
 def _without_times(page: bytes) -> bytes:
-    """Remove the times of exemplars."""
     return re.sub(rb"(# {.*} \S+) \S+", rb"\1", page)
 
 

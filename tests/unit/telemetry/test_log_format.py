@@ -6,7 +6,6 @@ from bridge.telemetry.log_format import dump_json, json_line
 
 
 def test_time_is_utc_with_milliseconds() -> None:
-    """The time is RFC 3339 in UTC, in any time zone."""
     line = json.loads(json_line(1_900_000_000.25, "info", "bridge.anything", "delivery", {}))
 
     assert line["time"] == "2030-03-17T17:46:40.250Z"

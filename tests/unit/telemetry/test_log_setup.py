@@ -25,7 +25,6 @@ class Pipe:
 
 @pytest.fixture
 def pipe() -> Iterator[Pipe]:
-    """Open a pipe with a writer."""
     read_end, write_end = os.pipe()
     dropped: list[int] = []
     with open(write_end, "w", encoding="utf-8") as stream:  # noqa: PTH123  a descriptor, no path
@@ -37,7 +36,6 @@ def pipe() -> Iterator[Pipe]:
 
 
 def read_lines(descriptor: int, count: int) -> list[str]:
-    """Read a number of lines from a pipe."""
     with open(descriptor, encoding="utf-8", closefd=False) as stream:
         return [stream.readline() for _ in range(count)]
 

@@ -33,20 +33,17 @@ class Terminal(io.StringIO):
     """A stream that is a terminal."""
 
     def isatty(self) -> bool:
-        """Return True."""
         return True
 
 
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
-    """Restore logging for the following tests."""
     with logging_kept():
         yield
 
 
 @pytest.fixture
 def start() -> Start:
-    """Configure logging to a stream, and provide the stream."""
 
     def started(
         level: str = "debug",
@@ -65,7 +62,6 @@ def start() -> Start:
 
 
 def only_line(stream: io.StringIO) -> dict[str, Any]:
-    """Return the only line, read as JSON."""
     (text,) = stream.getvalue().splitlines()
     line: dict[str, Any] = json.loads(text)
     return line
@@ -103,7 +99,6 @@ ODD_FACTS: dict[str, object] = {
 
 @pytest.mark.parametrize("fact", ODD_FACTS.values(), ids=ODD_FACTS)
 def test_any_fact_is_one_line_of_json(start: Start, fact: object) -> None:
-    """A line with any fact is one line of valid JSON."""
     stream = start()
     OURS.info("delivery", fact=fact)
 
@@ -128,7 +123,6 @@ def test_fact_cannot_forge_a_console_line(start: Start, fact: str) -> None:
 
 
 def test_no_fact_is_called_like_a_part_of_every_line(start: Start) -> None:
-    """No fact has the name of a field that every line has."""
     stream = start()
     OURS.info("delivery")
     taken = set(only_line(stream))
@@ -281,17 +275,14 @@ class Holder:
     """An object whose repr is a phone number."""
 
     def __repr__(self) -> str:
-        """Return the number."""
         return NUMBER
 
 
 def raise_it() -> None:
-    """Raise an error with a phone number in its text."""
     raise ValueError(f"cannot send to {NUMBER}")
 
 
 def log_exception() -> None:
-    """Log an exception that quotes a number."""
     try:
         raise_it()
     except ValueError:
@@ -299,7 +290,6 @@ def log_exception() -> None:
 
 
 def log_our_exception() -> None:
-    """Log one of our own bugs, which quotes a number."""
     try:
         raise_it()
     except ValueError:
@@ -307,7 +297,6 @@ def log_our_exception() -> None:
 
 
 def log_chain() -> None:
-    """Log an exception whose cause quotes a number."""
     try:
         try:
             raise_it()
@@ -318,7 +307,6 @@ def log_chain() -> None:
 
 
 def log_group() -> None:
-    """Log a group of exceptions, with notes."""
     error = ValueError(NUMBER)
     error.add_note(NUMBER)
     OURS.error("internal_error", cause=ExceptionGroup(NUMBER, [error]))
@@ -368,7 +356,6 @@ def test_template_is_written(start: Start, name: str) -> None:
 
 
 def test_type_and_places_of_an_exception(start: Start) -> None:
-    """Of an exception the type is written, and where it came from."""
     stream = start()
     log_our_exception()
     line = only_line(stream)
@@ -399,7 +386,6 @@ class Broken(io.StringIO):
     """A stream that takes nothing, as a full disk."""
 
     def write(self, _text: str) -> int:
-        """Fail."""
         raise OSError("no space left")
 
 
@@ -415,7 +401,6 @@ def test_line_that_cannot_be_written(start: Start, capsys: pytest.CaptureFixture
 
 
 async def in_a_task() -> None:
-    """Fail in a task that nobody awaits."""
 
     async def fail() -> None:
         raise_it()
@@ -426,7 +411,6 @@ async def in_a_task() -> None:
 
 
 async def in_a_callback() -> None:
-    """Fail in a callback that has a number as its argument."""
 
     def fail(_number: str) -> None:
         raise_it()
@@ -436,7 +420,6 @@ async def in_a_callback() -> None:
 
 
 async def in_a_callback_of_a_future() -> None:
-    """Fail in the callback of a future that holds a number."""
 
     def fail(_future: object) -> None:
         raise_it()
@@ -448,7 +431,6 @@ async def in_a_callback_of_a_future() -> None:
 
 
 async def in_a_timer() -> None:
-    """Fail in a timer."""
     fired = asyncio.Event()
 
     def fail(_number: str) -> None:
@@ -467,7 +449,6 @@ async def by_a_library() -> None:
 
 
 async def without_an_exception() -> None:
-    """Report a fault that is no exception."""
     asyncio.get_running_loop().call_exception_handler({"message": "protocol failed"})
 
 
@@ -483,7 +464,6 @@ LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
 def fail_in_a_loop(way: Callable[[], Any], loop_factory: Callable[[], Any]) -> None:
-    """Run a loop in which something fails that nobody awaits."""
 
     async def run() -> None:
         log_loop_faults(asyncio.get_running_loop())
@@ -529,19 +509,16 @@ def test_fault_of_the_loop_holds_nothing(
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have lines that count come soon."""
     monkeypatch.setattr(logs, "COUNT_SECONDS", 0.05)
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Wait for a condition, and fail when it does not come."""
     async with asyncio.timeout(6):
         while not condition():  # noqa: ASYNC110  a condition of any kind has no event
             await asyncio.sleep(0.001)
 
 
 def counted_in(ears: Ears) -> int:
-    """Sum up what the lines have counted."""
     return sum(line["count"] for line in ears.heard("refused"))
 
 

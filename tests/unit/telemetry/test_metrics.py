@@ -49,17 +49,14 @@ class Promise:
 
 
 def counter(labels: str = "", *values: Iterable[str]) -> Promise:
-    """Promise a counter with every combination of these labels' values."""
     return Promise("counter", tuple(labels.split()), tuple(itertools.product(*values)))
 
 
 def gauge(labels: str = "", *values: Iterable[str]) -> Promise:
-    """Promise a gauge with every combination of these labels' values."""
     return Promise("gauge", tuple(labels.split()), tuple(itertools.product(*values)))
 
 
 def histogram(buckets: Sequence[float], labels: str = "", *values: Iterable[str]) -> Promise:
-    """Promise a histogram with every combination of these labels' values."""
     names = tuple(labels.split())
     return Promise("histogram", names, tuple(itertools.product(*values)), tuple(buckets))
 
@@ -216,7 +213,6 @@ NOT_AT_ZERO = {"sms_bridge_build_info", "sms_bridge_memory_limit_bytes"}
 
 
 def both(registry: Registry, exchanges: Sequence[str] = EXCHANGES) -> BridgeMetrics:
-    """Add the metrics of both roles, which publish to `exchanges`."""
     return BridgeMetrics(
         registry,
         component="worker",
@@ -228,12 +224,10 @@ def both(registry: Registry, exchanges: Sequence[str] = EXCHANGES) -> BridgeMetr
 
 
 def worker(registry: Registry) -> WorkerMetrics:
-    """Add the metrics of a worker with default settings."""
     return WorkerMetrics(registry, queue=QUEUE, retry_queues=RETRY_QUEUES, dead=DEAD)
 
 
 def webhook(registry: Registry) -> WebhookMetrics:
-    """Add the metrics of a webhook receiver with default settings."""
     return WebhookMetrics(
         registry, paths=[PATH], event_types=["message.received"], queues=[INBOUND]
     )
@@ -241,7 +235,6 @@ def webhook(registry: Registry) -> WebhookMetrics:
 
 @pytest.fixture
 def worker_registry() -> Registry:
-    """Provide the registry of a worker that has just started."""
     registry = new_registry()
     both(registry, ["default"])
     worker(registry)
@@ -250,7 +243,6 @@ def worker_registry() -> Registry:
 
 @pytest.fixture
 def webhook_registry() -> Registry:
-    """Provide the registry of a webhook receiver that has just started."""
     registry = new_registry()
     both(registry, [INBOUND])
     webhook(registry)
@@ -269,7 +261,6 @@ def registry() -> Registry:
 
 @pytest.fixture(scope="module")
 def families(registry: Registry) -> dict[str, Metric]:
-    """Return the bridge's metrics by name, parsed from the text."""
     text = generate_latest(registry).decode()
     return {
         family.name + ("_total" if family.type == "counter" else ""): family
@@ -279,7 +270,6 @@ def families(registry: Registry) -> dict[str, Metric]:
 
 
 def series(registry: Registry) -> list[str]:
-    """Return a name for each series of a scrape."""
     text = generate_latest(registry).decode()
     return [line.rpartition(" ")[0] for line in text.splitlines() if not line.startswith("#")]
 
@@ -308,7 +298,6 @@ def test_no_created_series(registry: Registry) -> None:
 
 
 def test_metrics_are_as_documented(families: dict[str, Metric], registry: Registry) -> None:
-    """Every documented metric exists, and every metric is documented."""
     labels = {"version": "1.2.3", "revision": "abc", "component": "worker"}
 
     assert set(families) == {*PROMISES, *NOT_AT_ZERO}
@@ -326,13 +315,11 @@ def test_names_pass_promtool(registry: Registry) -> None:
 
 
 def openmetrics_of(registry: Registry) -> str:
-    """Return the page in the OpenMetrics format."""
     written: bytes = openmetrics.generate_latest(registry)  # type: ignore[no-untyped-call]
     return written.decode()
 
 
 def text_of(registry: Registry) -> str:
-    """Return the page in the text format."""
     return generate_latest(registry).decode()
 
 
@@ -340,7 +327,6 @@ def text_of(registry: Registry) -> str:
 
 
 def combinations(family: Metric, promise: Promise) -> set[tuple[str, ...]]:
-    """Return every label combination of a metric, in the documented order."""
     return {
         tuple(sample.labels.get(label, "?") for label in promise.labels)
         for sample in family.samples
@@ -387,7 +373,6 @@ def test_names_of_the_settings_are_the_labels() -> None:
 
 
 def test_built_in_event_types_can_be_configured() -> None:
-    """A configured event type may have the name of a built-in one."""
     registry = new_registry()
     WebhookMetrics(registry, paths=[PATH], event_types=["other", "message.received"])
     names = series(registry)
@@ -396,7 +381,6 @@ def test_built_in_event_types_can_be_configured() -> None:
 
 
 def test_default_settings_are_the_ones_of_these_tests() -> None:
-    """The budget above is that of the default settings."""
     settings = Settings.model_validate({})
 
     assert (settings.worker.queue, settings.webhook.path, settings.webhook.event_types) == (

@@ -52,7 +52,6 @@ class Traced:
 
     @property
     def lost(self) -> dict[str, int]:
-        """Return the number of dropped spans by reason."""
         reasons = ("queue_full", "export_failed")
         counts = {reason: int(self._dropped.labels(reason).value) for reason in reasons}
         return {reason: count for reason, count in counts.items() if count}
@@ -66,12 +65,10 @@ class Traced:
         return time.monotonic() - began
 
     async def spans(self) -> list[Received]:
-        """End the tracer and return the received spans, sorted by name."""
         await self.end()
         return sorted(self.receiver.spans, key=lambda span: span.name)
 
     def make(self, count: int = 1, parent: TraceHeaders = ()) -> None:
-        """Begin and end spans."""
         for _ in range(count):
             self.tracer.begin("one", "consumer", {}, parent=parent).end({})
 
@@ -80,7 +77,6 @@ class Traced:
 async def traced(
     receiver: Receiver, *, ratio: float = 1.0, path: str = ""
 ) -> AsyncIterator[Traced]:
-    """Run a tracer, with a deadline for the whole test."""
     ours = Traced(receiver.url + path, receiver, ratio=ratio)
     async with asyncio.timeout(GUARD_SECONDS):
         yield ours
@@ -92,7 +88,6 @@ async def traced(
 
 
 def exporting_threads() -> list[threading.Thread]:
-    """Return the threads that export spans."""
     return [
         thread
         for thread in threading.enumerate()
@@ -107,23 +102,19 @@ class Output:
         self.text = ""
 
     def write(self, text: str) -> None:
-        """Keep a line."""
         self.text += text
 
     def isatty(self) -> bool:
-        """Say that nobody is looking."""
         return False
 
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    """Run a collector."""
     with otlp_receiver() as ours:
         yield ours
 
 
 async def until(check: Callable[[], bool]) -> None:
-    """Return when a condition holds; the deadline is the test's."""
     while not check():  # noqa: ASYNC110  a thread of the SDK changes it
         await asyncio.sleep(0.01)
 
@@ -245,7 +236,6 @@ async def test_the_address_may_hold_the_path(receiver: Receiver, path: str) -> N
 
 
 def drop_by_status(status: int) -> Callable[[Traced], Awaitable[None]]:
-    """Have the collector answer a batch with this status."""
 
     async def drop(ours: Traced) -> None:
         ours.receiver.status = status
@@ -256,7 +246,6 @@ def drop_by_status(status: int) -> Callable[[Traced], Awaitable[None]]:
 
 
 async def drop_when_full(ours: Traced) -> None:
-    """Have the collector hang until the queue is full."""
     ours.receiver.status = None
     ours.make(MAX_WAITING_SPANS + 5)
 

@@ -92,7 +92,6 @@ def test_a_queue_of_our_own_has_to_be_as_it_is_needed() -> None:
 def test_an_exchange_of_others_is_told_with_what_it_costs(
     given: dict[str, Any], texts: list[str]
 ) -> None:
-    """Each argument of an exchange that differs is told with what it can cost."""
     found = list(compare_exchange(Exchange("e"), ExchangeFacts(**given)))
 
     assert len(found) == len(texts)

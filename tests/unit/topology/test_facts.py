@@ -4,7 +4,6 @@ from bridge.topology.queue_facts import QueueFacts
 
 
 def test_the_smaller_limit_holds() -> None:
-    """Of a limit in an argument and one in a policy the smaller holds; of the rest the argument."""
     facts = QueueFacts(
         name="q",
         arguments={"x-message-ttl": 7, "x-overflow": "reject-publish", "x-delivery-limit": -1},

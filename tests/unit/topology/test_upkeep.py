@@ -35,7 +35,6 @@ class Broker:
     looks: list[float] = field(default_factory=list)
 
     async def provide(self, *_: object) -> list[Difference]:
-        """Answer the next look."""
         self.looks.append(self.loop.time())
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, Exception):
@@ -45,7 +44,6 @@ class Broker:
 
 @pytest.fixture
 def loop() -> Iterator[LeapingLoop]:
-    """Lend a loop on a clock that leaps."""
     with asyncio.Runner(loop_factory=LeapingLoop) as runner:
         ours = runner.get_loop()
         assert isinstance(ours, LeapingLoop)
@@ -54,14 +52,12 @@ def loop() -> Iterator[LeapingLoop]:
 
 @pytest.fixture
 def broker(loop: LeapingLoop, monkeypatch: pytest.MonkeyPatch) -> Broker:
-    """Lend a broker on which nothing differs."""
     ours = Broker(loop)
     monkeypatch.setattr(upkeep, "provide", ours.provide)
     return ours
 
 
 def make_upkeep(mode: TopologyMode = "declare") -> tuple[Upkeep, BridgeMetrics]:
-    """Make one for a worker."""
     entities = [name_of(entity) for entity in NEEDED.declarable]
     labels: dict[str, Any] = {"component": "worker", "version": "0", "revision": "0"}
     metrics = BridgeMetrics(new_registry(), **labels, exchanges=(), entities=entities)
@@ -71,7 +67,6 @@ def make_upkeep(mode: TopologyMode = "declare") -> tuple[Upkeep, BridgeMetrics]:
 def test_what_is_of_no_use_is_told_once_a_minute(
     loop: LeapingLoop, broker: Broker, ears: Ears
 ) -> None:
-    """It is told at once, again every minute, and anew when it changes; the end of it once."""
     ours, _ = make_upkeep()
     per_minute = round(LOG_AGAIN_SECONDS / upkeep.LOOK_SECONDS)
     broker.answers = [*[[RETRY_DIFFERS]] * (2 * per_minute + 1), [DEAD_DIFFERS], [], []]

@@ -8,7 +8,6 @@ from bridge.config.presets import PRESETS, documented_webhooks
 
 
 def documented() -> list[Any]:
-    """List each documented webhook of each preset."""
     return [
         pytest.param(preset, webhook, id=f"{preset}: {webhook['means']}")
         for preset in PRESETS

@@ -19,7 +19,6 @@ PUBLISHED = BridgeMetrics(
 def write(
     fate: "Confirm | asyncio.Future[Confirm]" = "confirmed", routing_key: str = "message.received"
 ) -> Publication:
-    """Make what a publisher has written, and what becomes of it."""
     if isinstance(fate, str):
         confirm: asyncio.Future[Confirm] = asyncio.get_running_loop().create_future()
         confirm.set_result(fate)
@@ -41,16 +40,13 @@ class Gate:
     confirms: list["asyncio.Future[Confirm]"] = field(default_factory=list)
 
     async def __call__(self) -> Publication:
-        """Write one."""
         return self.write()
 
     def write(self) -> Publication:
-        """Write one at once."""
         self.confirms.append(asyncio.get_running_loop().create_future())
         return write(self.confirms[-1])
 
     async def until(self, count: int) -> None:
-        """Return when so many were written."""
         async with asyncio.timeout(GUARD_SECONDS):
             while len(self.confirms) < count:  # noqa: ASYNC110  there is no event to wait for
                 await asyncio.sleep(0.001)

@@ -19,20 +19,17 @@ NOW = 1_700_000_000.0
 
 
 def make_endpoint(**settings: Any) -> Endpoint:
-    """Make an endpoint as the second of the list would be."""
     values = {"path": "/hooks", "secrets": ("s",)} | settings
     return Endpoint(EndpointSettings.model_validate(values), key="webhook.endpoints.1")
 
 
 def signed(endpoint: Endpoint, secret: str) -> Request:
-    """Make a request that this secret has signed."""
     made = sign(endpoint.scheme, secret.encode(), BODY, now=NOW, event_id="e", query=b"a=b")
     headers = [(name.lower().encode(), value.encode()) for name, value in made.headers]
     return Request("POST", "/hooks", made.query, headers, BODY)
 
 
 def check(endpoint: Endpoint, request: Request) -> Verified:
-    """Verify a request as the receiver does."""
     return verify(
         endpoint.scheme, endpoint.keys, request.headers, BODY, now=NOW, query=request.query
     )
@@ -107,7 +104,6 @@ def test_a_public_key_is_no_secret_of_tokens() -> None:
 
 
 def watched_endpoint(clock: Clock, preset: str = "plain", key: str = "webhook") -> Endpoint:
-    """Make an endpoint whose clock the test sets."""
     settings = EndpointSettings.model_validate(
         {
             "path": "/a",

@@ -44,7 +44,6 @@ def name(
 
 
 def request(*headers: tuple[bytes, bytes]) -> Request:
-    """Make the request of a webhook."""
     given_headers: Headers = [*headers]
     return Request("POST", "/webhooks", b"", given_headers, b"")
 
@@ -173,7 +172,6 @@ def test_any_form_is_read_or_not(body: bytes) -> None:
 
 
 def test_the_id_of_the_signature_comes_first() -> None:
-    """An id beside the signature counts before one in the body, and the first pointer first."""
     body = b'{"id": "outer", "data": {"id": "inner"}}'
 
     assert name(body, event_id="signed").event_id == "signed"

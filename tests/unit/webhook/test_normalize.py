@@ -61,7 +61,6 @@ def read(events: list[WebhookEvent]) -> list[dict[str, Any]]:
 
 
 def one(preset: Preset, body: bytes | object, content_type: str | None = JSON) -> dict[str, Any]:
-    """Return the only event of a webhook."""
     (event,) = read(events_of(preset, body, content_type))
     return event
 
@@ -320,7 +319,6 @@ def test_a_service_does_not_name_a_type_of_ours(preset: Preset, body: object) ->
 
 
 def raw_of(event: Mapping[str, Any]) -> bytes:
-    """Return the bytes from which an event was read."""
     text = event["raw"]["body"]
     is_text = event["raw"]["encoding"] == "utf-8"
     return text.encode() if is_text else base64.b64decode(text, validate=True)

@@ -70,13 +70,11 @@ class Store:
         properties: Properties,
         deadline: float,  # noqa: ARG002  the publisher's own signature
     ) -> Publication:
-        """Take a message."""
         return self._take(Published(exchange, routing_key, body, properties))
 
     def write_at_once(
         self, body: bytes, *, exchange: str, routing_key: str, properties: Properties
     ) -> Publication:
-        """Take a message that has nothing to wait for."""
         return self._take(Published(exchange, routing_key, body, properties))
 
     def _take(self, published: Published) -> Publication:
@@ -92,7 +90,6 @@ class Store:
         self.waiting -= 1
 
     def of(self, exchange: str) -> list[Published]:
-        """Return what was written to an exchange."""
         return [one for one in self.published if one.exchange == exchange]
 
     def outcomes(self) -> list[tuple[str, Any, Any]]:
@@ -111,7 +108,6 @@ class Line:
     receiver: Receiver
 
     async def post(self, document: object, **headers: str) -> int:
-        """Post a signed webhook; return the status of the answer."""
         body = json.dumps(document).encode()
         digest = hmac.new(SECRET.encode(), body, hashlib.sha256).hexdigest()
         given = {"x-service-signature": digest} | headers
@@ -124,7 +120,6 @@ class Line:
         return answer.status
 
     def reports(self) -> dict[str, float]:
-        """Return the counts of `delivery_reports_total` that are not zero."""
         (family,) = self.metrics.delivery_reports.collect()
         counts = {one.labels["status"]: one.value for one in family.samples if "_total" in one.name}
         return {status: count for status, count in counts.items() if count}
@@ -133,7 +128,6 @@ class Line:
 def make_line(
     exchange: str | None = OUTCOMES, items_pointer: str | None = None, **receipts: Any
 ) -> Line:
-    """Make a receiver with receipts."""
     settings = WebhookSettings(
         secrets=(SecretStr(SECRET),),
         items_pointer=items_pointer,
@@ -156,13 +150,11 @@ def make_line(
 
 
 def receipt(status: str = "delivered", **members: object) -> dict[str, object]:
-    """Make a receipt about one message."""
     about = {"id": "evt-1", "message": "p-1", "reference": "order-1", "to": NUMBER}
     return about | {"status": status} | members
 
 
 def headers_of(line: Line) -> dict[str, Any]:
-    """Return the headers of a receipt on the last event."""
     headers = line.store.of("sms.inbound")[-1].properties.headers or {}
     names = ("delivery", "provider-id", "message-id")
     return {name: headers.get(f"sms-bridge-{name}") for name in names}

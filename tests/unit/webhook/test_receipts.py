@@ -38,7 +38,6 @@ def read(
     items_pointer: str | None = None,
     **changed: Any,
 ) -> tuple[Receipt, ...]:
-    """Read an event's receipts, without the service's word for the status."""
     receipts = ReceiptSettings.model_validate(SETTINGS.model_dump() | changed)
     endpoint = EndpointSettings(path="/webhooks", receipts=receipts, items_pointer=items_pointer)
     found = read_receipts(document, event_type, endpoint)
@@ -115,7 +114,6 @@ def test_our_key_comes_back(preset: Any) -> None:
 
 
 def test_the_signed_body_is_enough_where_it_has_the_address() -> None:
-    """Telnyx does not sign the address that it calls, but says in the body which one was given."""
     payload: dict[str, Any] = {"id": "m-1", "to": [{"status": "delivered"}]}
     given = {"webhook_url": callback_address(CALLBACK_URL, "order-1", "+447700900001")}
     others: tuple[dict[str, Any], ...] = (
@@ -210,7 +208,6 @@ def test_one_call_may_hold_many_receipts() -> None:
     ],
 )
 def test_a_reference_is_an_id_and_no_phone_number(reference: object, found: str | None) -> None:
-    """What is no id, and what looks like a phone number, is left out of the receipt."""
     assert read({"status": "sent", "reference": reference}) == (
         Receipt("pending", message_id=found),
     )

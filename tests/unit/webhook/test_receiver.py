@@ -58,13 +58,11 @@ class Store:
     is_busy: bool = False
 
     async def write(self, body: bytes, **rest: Any) -> Publication:
-        """Take an event."""
         self.bodies.append(body)
         self.properties.append(rest.get("properties"))
         return write() if self.fate is None else await self.fate()
 
     def write_at_once(self, body: bytes, **rest: Any) -> Publication | None:
-        """Take an event, unless it has to wait."""
         if self.is_busy or not (self.fate is None or isinstance(self.fate, Gate)):
             return None
         self.bodies.append(body)
@@ -73,7 +71,6 @@ class Store:
 
 
 def make_receiver(store: Store, preset: Any = "plain", **changed: Any) -> Receiver:
-    """Make a receiver with one secret."""
     ours = WebhookSettings(
         secrets=changed.pop("secrets", (SecretStr(SECRET),)),
         signature=SignatureSettings(preset=preset),
@@ -90,20 +87,17 @@ def make_receiver(store: Store, preset: Any = "plain", **changed: Any) -> Receiv
 
 
 def sign(body: bytes, secret: str = SECRET) -> tuple[bytes, bytes]:
-    """Sign a body as the preset `plain` does."""
     digest = hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()
     return b"x-service-signature", digest.encode()
 
 
 def sign_as_github(body: bytes, secret: str) -> tuple[bytes, bytes]:
-    """Sign a body as the preset `github` does."""
     return b"x-hub-signature-256", b"sha256=" + sign(body, secret)[1]
 
 
 def make_request(
     body: bytes, headers: Sequence[tuple[bytes, bytes]] | None = None, **changed: Any
 ) -> Request:
-    """Make a request, signed unless the headers are given."""
     given = [sign(body)] if headers is None else [*headers]
     values = {"method": "POST", "path": "/webhooks", "query": b"", "headers": given, "body": body}
     return Request(**(values | changed))
@@ -184,7 +178,6 @@ async def test_proxy_headers_change_nothing() -> None:
 
 
 async def test_an_event_that_is_not_stored_is_counted_by_its_type(ears: Ears) -> None:
-    """What is verified and cannot be stored is counted and logged with its type and id."""
 
     async def give_back() -> Publication:
         return write("returned")
@@ -442,12 +435,10 @@ WAYS = pytest.mark.parametrize("is_busy", [False, True], ids=["at once", "later"
 
 
 def ask(receiver: Receiver, count: int) -> list["asyncio.Task[Response]"]:
-    """Post the same event several times at once."""
     return [asyncio.create_task(answer_of(receiver, make_request(EVENT))) for _ in range(count)]
 
 
 async def statuses(tasks: Sequence["asyncio.Task[Response]"]) -> list[int]:
-    """Wait for the answers."""
     return [answer.status for answer in await asyncio.gather(*tasks)]
 
 
@@ -496,7 +487,6 @@ async def test_failures_are_told_to_all(*, is_busy: bool) -> None:
 
 @WAYS
 async def test_cancelled_first_does_not_fail_the_others(*, is_busy: bool) -> None:
-    """When the first request is cancelled, what it has written counts for the others."""
     gate = Gate()
     tasks = ask(make_receiver(Store(gate, is_busy=is_busy)), 3)
     await gate.until(1)
@@ -681,7 +671,6 @@ class _Served(Store):
     """Publishes on a connection for as long as that lasts."""
 
     async def serve(self, _connection: Connection) -> None:
-        """Serve a connection until it is lost."""
         await asyncio.Event().wait()
 
 
@@ -704,7 +693,6 @@ async def test_a_lost_connection_is_no_part_of_other_errors() -> None:
 
 
 def cause_of_an_error() -> BaseException | None:
-    """Raise an error, and return what seems to have caused it."""
     with pytest.raises(ValueError, match="invalid literal") as caught:
         int("")
     return caught.value.__context__

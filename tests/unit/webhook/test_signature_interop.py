@@ -40,7 +40,6 @@ texts = st.text(st.characters(exclude_categories=["Cs"]))
 def check(
     scheme: Scheme, headers: dict[str, str], body: str = BODY, *, now: float, query: str = ""
 ) -> Verified:
-    """Verify a request that a library has signed."""
     raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
     key = decode_secret(scheme, SECRET)
     return verify(scheme, [key], raw, body.encode(), now=now, query=query.encode())
@@ -49,7 +48,6 @@ def check(
 def send(
     scheme: Scheme, body: str = BODY, *, now: float, event_id: str = "msg_1"
 ) -> dict[str, str]:
-    """Sign a request that a library is to verify."""
     key = decode_secret(scheme, SECRET)
     return dict(sign(scheme, key, body.encode(), now=now, event_id=event_id).headers)
 
@@ -59,7 +57,6 @@ def send(
 
 @given(body=texts)
 def test_standard_webhooks_signs_and_we_verify(body: str) -> None:
-    """What the library of Standard Webhooks signs is accepted, with its id and time."""
     now = int(time.time())
     signature = Webhook(SECRET).sign("msg_1", datetime.fromtimestamp(now, UTC), body)
     headers = {
@@ -73,7 +70,6 @@ def test_standard_webhooks_signs_and_we_verify(body: str) -> None:
 
 @given(body=texts)
 def test_we_sign_and_standard_webhooks_verifies(body: str) -> None:
-    """The library of Standard Webhooks accepts what we sign."""
     headers = send(STANDARD, body, now=time.time())
 
     Webhook(SECRET).verify(body, headers, json_parse=False)
@@ -149,7 +145,6 @@ class FixedClock(Clock):
     """Tells a moment that was."""
 
     def now(self) -> float:
-        """Return it."""
         return 1531420700
 
 
@@ -277,7 +272,6 @@ PORTS = (
 def outcome_of(
     scheme: Scheme, signature: str, form: dict[str, str], query: str, key: str = SECRET
 ) -> str:
-    """Verify a form: `valid`, or how it is refused."""
     headers = [
         (b"x-twilio-signature", signature.encode()),
         (b"content-type", b"application/x-www-form-urlencoded"),

@@ -18,7 +18,6 @@ FACTS = {
 
 
 def webhook() -> Told:
-    """Make the span of a webhook."""
     return Told("POST webhook", "server", {})
 
 

@@ -57,18 +57,13 @@ def test_the_skew_is_read_off_the_date_of_an_answer(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(time, "time", lambda: 1_000_000.5)
 
     assert clock_skew_seconds(formatdate(1_000_090, usegmt=True)) == 90.0
-
-
-@pytest.mark.parametrize("date", [None, "", "yesterday"])
-def test_no_date_is_no_skew(date: str | None) -> None:
-    assert clock_skew_seconds(date) is None
+    assert [clock_skew_seconds(date) for date in (None, "yesterday")] == [None, None]
 
 
 @pytest.mark.parametrize(
     ("bound", "result"),
     [
         ([], "fail"),
-        ([{"durable": False}], "fail"),
         ([{"auto_delete": True}, {"exclusive": True}], "fail"),
         ([{}, {"durable": False}], "warn"),
         ([{"arguments": {"x-expires": 5}}], "fail"),
@@ -110,10 +105,7 @@ def test_why_nothing_is_repeated(preset: str, on_uncertain: str | None, result: 
     ("preset", "base_url", "warns"),
     [
         ("generic", "https://a.example", False),
-        ("generic", "https://a.example/sms", False),
         ("generic", "https://a.example/v1", True),
-        ("generic", "https://a.example/v1/messages", True),
-        ("twilio", "https://a.example/v1", False),
         ("twilio", "https://a.example/2010-04-01", True),
         ("telnyx", None, False),
     ],
@@ -127,10 +119,8 @@ def test_path_that_is_there_twice(preset: str, base_url: str | None, *, warns: b
     [
         ("twilio", {}, True),
         ("telnyx", {"endpoints": [{"path": "/a", "preset": "telnyx"}]}, True),
-        ("telnyx", {"endpoints": [{"path": "/a", "preset": "twilio", "public_url": URL}]}, True),
         ("twilio", {"preset": "twilio", "public_url": URL}, False),
         ("telnyx", {"endpoints": [{"path": "/a", "preset": "telnyx", "public_url": URL}]}, False),
-        ("sinch", {}, False),
         ("generic", {}, False),
     ],
 )

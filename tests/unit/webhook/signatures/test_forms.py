@@ -63,20 +63,17 @@ PLIVO_INCOMING = {
 
 
 def read(body: bytes, *content_types: str) -> list[tuple[str, str]]:
-    """Read a form that came with these headers."""
     given = [(b"content-type", kind.encode()) for kind in content_types or (FORM,)]
     return read_form(body, only(given, "content-type").decode())
 
 
 def row_of(form: dict[str, str], known: Parameters = TWILIO, query: bytes = b"") -> str:
-    """Return the row of a form."""
     pairs = list(form.items())
     check_row(known, pairs, query)
     return signed_row(pairs)
 
 
 def is_refused(form: dict[str, str], known: Parameters = TWILIO, query: bytes = b"") -> bool:
-    """Say whether a form is refused."""
     with pytest.raises(InvalidSignatureError) as caught:
         row_of(form, known, query)
     return caught.value.fault == "ambiguous"

@@ -35,20 +35,17 @@ MESSAGEBIRD_CLAIMS = {
 def check(
     scheme: Scheme, value: str, *, now: float = NOW, keys: tuple[bytes, ...] = (KEY,), **rest: Any
 ) -> Verified:
-    """Verify a request with this value of the header."""
     headers = [(scheme.header.lower().encode(), value.encode())]
     return verify(scheme, keys, headers, rest.pop("body", BODY), now=now, **rest)
 
 
 def fault(scheme: Scheme, value: str, **rest: Any) -> str:
-    """Verify a request that must be refused, and return the fault."""
     with pytest.raises(InvalidSignatureError) as caught:
         check(scheme, value, **rest)
     return caught.value.fault
 
 
 def token(scheme: Scheme, claims: object = None, **changes: Any) -> str:
-    """Write the header's value with these claims; None leaves one out."""
     if claims is None:
         claims = {**(VONAGE_CLAIMS if scheme is VONAGE else MESSAGEBIRD_CLAIMS), **changes}
         claims = {name: value for name, value in claims.items() if value is not None}
@@ -195,7 +192,6 @@ def test_the_time_of_a_token(scheme: Scheme, now: float, expected: str | None) -
 
 
 def test_an_end_counts_where_none_is_needed() -> None:
-    """Vonage's tokens need no end, but one that has it ends there."""
     assert fault(VONAGE, token(VONAGE, exp=NOW + 10), now=NOW + 12) == "stale"
 
 

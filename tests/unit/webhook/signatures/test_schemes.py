@@ -19,7 +19,6 @@ SLACK = SCHEMES["slack"]
 
 
 def signature_settings(**knobs: Any) -> SignatureSettings:
-    """Make settings as they are read from a file."""
     return SignatureSettings.model_validate(knobs)
 
 

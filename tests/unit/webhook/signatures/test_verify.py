@@ -44,7 +44,6 @@ each_scheme = pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES.ke
 
 
 def raw(*headers: tuple[str, str]) -> list[tuple[bytes, bytes]]:
-    """Write headers as a server hands them over."""
     return [(name.lower().encode(), value.encode()) for name, value in headers]
 
 
@@ -56,39 +55,32 @@ def check(
     now: float = NOW,
     query: bytes = b"",
 ) -> Verified:
-    """Verify a request."""
     return verify(scheme, keys, raw(*headers), body, now=now, query=query)
 
 
 def accepts(scheme: Scheme, *headers: tuple[str, str], **rest: Any) -> bool:
-    """Verify a request that must be accepted."""
     return check(scheme, *headers, **rest).key_index == 0
 
 
 def fault(scheme: Scheme, *headers: tuple[str, str], **rest: Any) -> str:
-    """Verify a request that must be refused, and return the fault."""
     with pytest.raises(InvalidSignatureError) as caught:
         check(scheme, *headers, **rest)
     return caught.value.fault
 
 
 def plain(value: str) -> tuple[str, str]:
-    """Make the header of the plain preset."""
     return ("X-Service-Signature", value)
 
 
 def stripe(value: str) -> tuple[str, str]:
-    """Make the header of the stripe preset."""
     return ("Stripe-Signature", value)
 
 
 def standard(value: str, *, event_id: str = "msg_1", time: str = "1700000000") -> list[Any]:
-    """Make the headers of the standard-webhooks preset."""
     return [("webhook-id", event_id), ("webhook-timestamp", time), ("webhook-signature", value)]
 
 
 def mac(content: bytes, algorithm: str = "sha256") -> str:
-    """Compute what a sender would, apart from the code under test."""
     return hmac.new(KEY, content, algorithm).hexdigest()
 
 
@@ -222,7 +214,6 @@ def test_sign_writes_what_the_services_write(name: str) -> None:
 
 
 def send(scheme: Scheme, key: bytes = KEY, body: bytes = BODY) -> Signed:
-    """Sign like a sender."""
     return sign(scheme, key, body, now=NOW, event_id="msg_1")
 
 
@@ -343,7 +334,6 @@ def test_plain_takes_the_usual_spellings(value: str) -> None:
 
 
 def test_a_set_encoding_is_the_only_one() -> None:
-    """With the encoding set, the other one is not tried."""
     assert fault(replace(PLAIN, encoding="hex"), plain(MAC_BASE64)) == "malformed"
     assert fault(replace(PLAIN, encoding="base64"), plain(MAC_HEX)) == "malformed"
 
@@ -497,7 +487,6 @@ def test_time_with_a_line_break_is_malformed() -> None:
 
 
 def test_time_header_is_needed_exactly_once() -> None:
-    """A scheme with its time in a header wants that header, and wants it once."""
     signature, time = OWN["slack"][1]
 
     assert fault(SLACK, signature) == "missing"
@@ -550,7 +539,6 @@ def test_an_unsigned_id_may_be_absent_but_not_ambiguous() -> None:
 
 
 def test_a_signed_id_is_needed_exactly_once() -> None:
-    """A scheme that signs the id wants its header, and wants it once."""
     event_id, *rest = standard(f"v1,{SVIX_MAC}")
 
     assert fault(STANDARD, *rest) == "missing"
@@ -595,7 +583,6 @@ def test_a_digit_cannot_move_from_an_id_to_the_time() -> None:
     "content", ["v1.{body}", "v1.{id}:{body}"], ids=["not signed", "behind fixed text"]
 )
 def test_dots_in_an_id_are_fine_where_nothing_is_cut_at_them(content: str) -> None:
-    """An id that is not signed, or has a dot only before it, may hold dots."""
     scheme = replace(SCHEMES["shopify"], signed_content=content)
     signed = sign(scheme, KEY, BODY, now=NOW, event_id="a.b")
 
@@ -606,7 +593,6 @@ def test_dots_in_an_id_are_fine_where_nothing_is_cut_at_them(content: str) -> No
 
 
 def twilio(query: bytes) -> tuple[str, str]:
-    """Sign a query as Twilio does."""
     content = URL.encode() + b"?" + query
     value = base64.b64encode(hmac.digest(KEY, content, "sha1")).decode()
     return ("X-Twilio-Signature", value)
@@ -675,7 +661,6 @@ def test_nothing_moves_between_query_and_body(
 
 @pytest.mark.parametrize("content", ["{url}|{body}", "{url}.{timestamp}|{body}", "{body}{url}"])
 def test_a_query_is_fine_where_its_end_is_clear(content: str) -> None:
-    """A character that no query holds, or the end of the content, ends the query."""
     scheme = replace(PLAIN, signed_content=content, url=URL, timestamp_from="X-Time")
     signed = sign(scheme, KEY, BODY, now=NOW, event_id="", query=b"a=1")
 
@@ -683,7 +668,6 @@ def test_a_query_is_fine_where_its_end_is_clear(content: str) -> None:
 
 
 def test_a_url_before_the_body_comes_without_a_query() -> None:
-    """Where nothing separates the URL from the body, the URL as configured is signed."""
     scheme = replace(PLAIN, signed_content="{url}{body}", url=URL)
 
     assert accepts(scheme, plain(mac(URL.encode() + BODY)))
@@ -694,7 +678,6 @@ def test_a_url_before_the_body_comes_without_a_query() -> None:
 
 
 def names_of(scheme: Scheme) -> list[bytes]:
-    """Return the headers that a scheme looks at, and another."""
     names = (scheme.header, scheme.timestamp_from, scheme.id_header, "x-other")
     return [name.lower().encode() for name in names if name is not None]
 
@@ -708,7 +691,6 @@ def pieces() -> st.SearchStrategy[bytes]:
 
 @st.composite
 def requests(draw: st.DrawFn) -> tuple[Scheme, list[tuple[bytes, bytes]]]:
-    """Draw a scheme and headers for it."""
     scheme = draw(st.sampled_from([*SCHEMES.values(), *VARIANTS.values()]))
     names = st.sampled_from(names_of(scheme)) | st.binary(max_size=8)
     return scheme, draw(st.lists(st.tuples(names, st.binary() | pieces()), max_size=6))
@@ -726,7 +708,6 @@ def test_nothing_from_outside_raises_anything_else(
 
 
 def with_value(signed: Signed, name: str, value: str) -> Iterator[tuple[str, str]]:
-    """Replace one header's value."""
     for header, old in signed.headers:
         yield header, value if header == name else old
 
