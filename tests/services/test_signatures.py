@@ -113,10 +113,6 @@ class Service:
     secret: str = SECRET
 
 
-def as_json(text: str) -> bytes:
-    return json.dumps({"text": text}).encode()
-
-
 def mac(content: bytes, algorithm: str = "sha256") -> bytes:
     return hmac.digest(SECRET.encode(), content, algorithm)
 

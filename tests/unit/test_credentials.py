@@ -116,11 +116,6 @@ def test_fixed_value() -> None:
     assert (credential.current, credential.reread()) == ("s3cret", False)
 
 
-def test_file_goes_before_value(file: Path) -> None:
-    """If both are given, the secret in the file counts."""
-    assert Credential("k", value=SecretStr("fixed"), file=file).current == "first"
-
-
 def test_neither_file_nor_value() -> None:
     """The fault names both settings."""
     with pytest.raises(ConfigError, match=r"sms_api\.key or sms_api\.key_file"):

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from bridge.amqp.connecting import open_connection
 from bridge.config import Role, Settings, SmsApiSettings
 from bridge.config.presets import PRESETS, Preset, needed_settings
-from bridge.errors import BrokerError, ConfigError
+from bridge.errors import ConfigError
 from bridge.start_checks import check_roles, check_start
 from bridge.webhook.endpoint import endpoints_from
 from tests.certificates import make_certificate
@@ -41,6 +40,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("rabbitmq", {"username_file": "nope"}, "rabbitmq.username_file: .*/nope cannot be read"),
         ("rabbitmq.tls", {"ca_file": "nope"}, "rabbitmq.tls.ca_file: .*/nope cannot be read"),
         ("rabbitmq.tls", {"ca_file": "text.pem"}, "rabbitmq.tls.ca_file: .* no certificates"),
+        ("rabbitmq.tls", {"key_file": "nope"}, "rabbitmq.tls.key_file: .*/nope cannot be read"),
         ("rabbitmq.tls", {"cert_file": "nope"}, "rabbitmq.tls.cert_file: .*/nope cannot be read"),
         (
             "rabbitmq.tls",
@@ -167,16 +167,6 @@ def test_two_ports_of_one_address_differ(
             check_start(settings, BOTH)
     else:
         check_start(settings, BOTH)
-
-
-async def test_a_certificate_that_goes_away_is_waited_for(tmp_path: Path) -> None:
-    """After the start, a missing file is a fault of the connection, which is retried."""
-    tls = {"ca_file": tmp_path / "nope"}
-    settings = Settings.model_validate({"rabbitmq": {"url": "amqps://localhost:9/", "tls": tls}})
-    (url,) = settings.rabbitmq.url
-
-    with pytest.raises(BrokerError, match=r"^rabbitmq\.tls"):
-        await open_connection(settings.rabbitmq, url, name="test")
 
 
 def test_an_unconfigured_role_is_named() -> None:

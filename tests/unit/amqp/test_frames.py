@@ -12,7 +12,6 @@ from pamqp import commands
 from pamqp.body import ContentBody
 from pamqp.frame import marshal, unmarshal
 from pamqp.header import ContentHeader
-from pamqp.heartbeat import Heartbeat
 
 from bridge.amqp.frames import FRAME_HEADER, Confirms, Notices, publish_pieces
 from bridge.amqp.properties import ClientProperties, Properties
@@ -85,23 +84,6 @@ async def test_a_return_that_is_interrupted_is_an_error() -> None:
             feed(confirms, ack(1))
 
         assert said(waiting) == [None]
-
-
-async def test_a_return_of_an_unknown_id_is_nobodys() -> None:
-    """A return whose id is another's, or whose message had no id, fails nobody else."""
-    confirms = Confirms()
-    waiting = expect(confirms, 1)
-    feed(confirms, *returned("another", b"x"), *returned(None, b"x"), ack(1))
-
-    assert said(waiting) == ["confirmed"]
-
-
-async def test_a_message_without_an_id_is_returned() -> None:
-    confirms = Confirms()
-    waiting = [confirms.expect(None), confirms.expect("2")]
-    feed(confirms, *returned(None, b"x"), ack(2, multiple=True))
-
-    assert said(waiting) == ["returned", "confirmed"]
 
 
 @pytest.mark.parametrize("gives_up", [Future.cancel, lambda one: one.set_result("timeout")])
@@ -248,20 +230,6 @@ def test_a_connection_is_open_when_the_broker_says_so() -> None:
     assert feed(notices, marshal(commands.Connection.OpenOk(), 0)) == [False]
 
     assert (opened, notices.is_open) == ([False, False], True)
-
-
-def test_alarms_follow_the_broker() -> None:
-    """Blocked and unblocked are seen and left to the client library, as all of channel 0 is."""
-    notices = Notices()
-    blocked = marshal(commands.Connection.Blocked("low on memory"), 0)
-    unblocked = marshal(commands.Connection.Unblocked(), 0)
-    heartbeat = marshal(Heartbeat(), 0)
-    seen = []
-    for frame in (heartbeat, blocked, heartbeat, blocked, unblocked, heartbeat, unblocked):
-        assert feed(notices, frame) == [False]
-        seen.append(notices.is_blocked)
-
-    assert seen == [False, True, True, True, False, False, False]
 
 
 def test_reasons_of_the_broker_are_heard() -> None:

@@ -5,7 +5,6 @@ import contextlib
 import errno
 import os
 import socket
-import time
 
 import pytest
 
@@ -14,46 +13,18 @@ from bridge.errors import BridgeError
 from bridge.http.connection import END_SECONDS
 from bridge.http.listener import SWEEP_SECONDS, Listener
 from tests.unit.http.raw import (
-    BODY_SECONDS,
     GET,
     GUARD_SECONDS,
     HALF_HEADER,
-    IDLE_SECONDS,
     LAST_GET,
     LIMITS,
     App,
     Client,
-    Served,
     connected,
     listening,
-    post_of,
     status_of,
     until,
 )
-
-
-@pytest.mark.parametrize(
-    ("cut", "is_early"),
-    [(10, True), (-1, True), (-1, False)],
-    ids=["in the header", "in the body", "right after"],
-)
-async def test_stall_makes_nobody_late(served: Served, cut: int, *, is_early: bool) -> None:
-    """What comes while we stand still, or right after, is in time: we were not there to read it."""
-    data = post_of(100)
-    async with connected(served.port) as client:
-        client.writer.write(data[:cut])
-        occupancy = served.listener.occupancy
-        await until(lambda: occupancy.held_bytes if cut else occupancy.connections)
-        # Behind the event loop's back, which stands still.
-        raw = client.transport.get_extra_info("socket")
-        if is_early:
-            os.write(raw.fileno(), data[cut:])
-        time.sleep(max(IDLE_SECONDS, BODY_SECONDS) + SWEEP_SECONDS)  # noqa: ASYNC251  a stall
-        if not is_early:
-            await asyncio.sleep(0.01)
-            os.write(raw.fileno(), data[cut:])
-
-        assert status_of(await client.ask(b"")) == 200
 
 
 async def test_what_has_come_is_read_before_its_time_is_up() -> None:
@@ -190,24 +161,6 @@ async def test_stop_does_not_wait_for_idle_connections(data: bytes) -> None:
         rest = await client.rest()
 
     assert status_of(rest) == (408 if data == HALF_HEADER else None)
-
-
-async def test_stop_serves_who_is_not_accepted_yet() -> None:
-    """Who waits in the kernel's queue when stop is asked for is accepted, and answered."""
-    app = App()
-    async with listening(app) as listener:
-        # Without a turn of the event loop, which would accept it.
-        with socket.create_connection(("127.0.0.1", listener.port)) as queued:
-            queued.sendall(GET.replace(b"/ ", b"/wait "))
-            listener.stop()
-            await until(lambda: app.requests)
-            has_ended = listener.occupancy.is_over.is_set()
-            app.go.set()
-            queued.setblocking(False)
-            loop = asyncio.get_running_loop()
-            answer = await asyncio.wait_for(loop.sock_recv(queued, 65536), GUARD_SECONDS)
-
-    assert (has_ended, status_of(answer), b"connection: close" in answer) == (False, 200, True)
 
 
 @pytest.mark.parametrize("turns", range(3))

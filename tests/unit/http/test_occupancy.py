@@ -6,7 +6,6 @@ from contextlib import AsyncExitStack
 from bridge.http.parser import HEADER_OVERHEAD_BYTES
 from tests.unit.http.raw import (
     GET,
-    HALF_BODY,
     HALF_HEADER,
     App,
     assert_problem,
@@ -51,21 +50,6 @@ async def test_half_request_that_is_older_goes_before_a_silent_connection() -> N
 
     assert_problem(lost, 503)
     assert [status_of(answer) for answer in answers] == [200, 200]
-
-
-async def test_flood_of_connections_does_not_lock_out() -> None:
-    """However many connections wait, a request of a new one is answered."""
-    app = App()
-    async with listening(app, max_connections=20) as listener, AsyncExitStack() as stack:
-        idlers = [await stack.enter_async_context(connected(listener.port)) for _ in range(100)]
-        for idler in idlers:
-            idler.writer.write(HALF_BODY)
-        async with connected(listener.port) as client:
-            answer = await client.ask(GET)
-        lost = [await idler.rest() for idler in idlers[:80]]
-
-    assert status_of(answer) == 200
-    assert {status_of(answer) for answer in lost} <= {None, 503}
 
 
 async def test_connection_that_is_answered_keeps_its_place() -> None:

@@ -12,11 +12,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
+from bridge.sandbox import page_api
+from bridge.sandbox import store as sandbox_store
 from bridge.sandbox.api import create_app
-from bridge.sandbox.page_api import MAX_SHOWN, MAX_STREAMS, PageApi
+from bridge.sandbox.page_api import MAX_STREAMS, PageApi
 from bridge.sandbox.records import AcceptedMessage
 from bridge.sandbox.service import PlayedService
-from bridge.sandbox.store import MAX_CHANGES, MAX_EXCHANGES, SandboxStore
+from bridge.sandbox.store import MAX_CHANGES, SandboxStore
 
 LOGIN = {"Authorization": "Bearer the-key"}
 REQUEST = Request({"type": "http", "headers": []})
@@ -139,28 +141,33 @@ async def test_the_number_of_streams_is_bounded(page: PageApi) -> None:
         await page.stream(REQUEST)
 
 
-async def test_a_snapshot_is_bounded(page: PageApi, store: SandboxStore) -> None:
+async def test_a_snapshot_is_bounded(
+    page: PageApi, store: SandboxStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It has the newest messages, with segments and encoding."""
-    for number in range(MAX_SHOWN + 1):
+    monkeypatch.setattr(page_api, "MAX_SHOWN", 6)
+    for number in range(7):
         take(store, str(number))
     for text in ("a" * 160, "a" * 159 + "€", "ж" * 71):
         take(store, text)
     ((_, snapshot),) = await anext(stream(page))
     shown = [(one["encoding"], one["segments"]) for one in snapshot["messages"]]
 
-    assert len(shown) == MAX_SHOWN
+    assert len(shown) == 6
     assert snapshot["messages"][0]["text"] == "4"
     assert shown[-3:] == [("gsm7", 1), ("gsm7", 2), ("ucs2", 2)]
 
 
-async def test_only_the_newest_requests_keep_their_bodies(client: httpx.AsyncClient) -> None:
-    for _ in range(MAX_EXCHANGES + 1):
+async def test_only_the_newest_requests_keep_their_bodies(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox_store, "MAX_EXCHANGES", 2)
+    for _ in range(3):
         await client.post("/v1/messages", content=b"{}", headers=LOGIN)
     listed = (await client.get("/sandbox/requests")).json()["requests"]
-    oldest = [await client.get(f"/sandbox/requests/{one['number']}") for one in listed[:2]]
+    shown = [await client.get(f"/sandbox/requests/{one['number']}") for one in listed]
 
-    assert len(listed) == MAX_EXCHANGES + 1
-    assert [answer.status_code for answer in oldest] == [404, 200]
+    assert [answer.status_code for answer in shown] == [404, 200, 200]
 
 
 async def test_read_marks_are_kept(page: PageApi, store: SandboxStore) -> None:

@@ -49,14 +49,6 @@ def test_lines_stay_in_order(pipe: Pipe) -> None:
     assert read_lines(pipe.read_end, 1000) == [f"{number}\n" for number in range(1000)]
 
 
-def test_no_write_blocks(pipe: Pipe) -> None:
-    """Without a reader, lines are dropped and counted, and no write blocks."""
-    for _ in range(3 * MAX_LINES):
-        pipe.writer.write("x" * 200 + "\n")
-
-    assert 0 < sum(pipe.dropped) < 3 * MAX_LINES
-
-
 def test_dropped_lines_are_reported(pipe: Pipe, ears: Ears) -> None:
     """A warning has the number of missing lines as soon as there is room again."""
     for _ in range(3 * MAX_LINES):

@@ -39,7 +39,6 @@ RECEIPTS = ReceiptSettings(
     provider_id_pointers=("/message",),
     message_id_pointers=("/reference",),
 )
-TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 @dataclass
@@ -186,36 +185,6 @@ async def test_receipt_is_told_on_both_exchanges(
     }
     assert line.store.outcomes() == told
     assert line.reports() == {delivery or "unknown": 1}
-
-
-async def test_outcome_event_has_the_form_of_the_worker() -> None:
-    """What a receipt does not say is null, and the trace is passed on."""
-    line = make_line()
-
-    await line.post(receipt(), traceparent=TRACE)
-
-    (published,) = line.store.of(OUTCOMES)
-    event = json.loads(published.body)
-    assert event.pop("at").endswith("+00:00")
-    assert event == {
-        "message_id": "order-1",
-        "outcome": "delivered",
-        "reason": None,
-        "attempts": None,
-        "status": None,
-        "provider_id": "p-1",
-    }
-    assert published.properties.headers == {"traceparent": TRACE}
-
-
-async def test_what_people_write_is_no_receipt() -> None:
-    """An event without a status has no such header, and nothing is told of it."""
-    line = make_line()
-
-    await line.post({"type": "message.received", "data": {"from": NUMBER, "text": "YES"}})
-
-    assert headers_of(line) == {"delivery": None, "provider-id": None, "message-id": None}
-    assert (line.store.of(OUTCOMES), line.reports()) == ([], {})
 
 
 async def test_no_number_is_told_or_logged(ears: Ears) -> None:

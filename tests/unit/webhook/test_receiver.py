@@ -213,22 +213,6 @@ async def test_refused_webhooks_are_counted_in_few_lines(ears: Ears) -> None:
     assert [line["count"] for line in ears.heard("connections_evicted")] == [1, 4]
 
 
-@pytest.mark.parametrize("fate", ["confirmed", "returned"])
-async def test_a_type_that_is_not_configured_is_not_logged(ears: Ears, fate: Confirm) -> None:
-    """A type may be any text, a number too: it is the routing key, and is logged nowhere."""
-    number = "491713920012"
-
-    async def settle() -> Publication:
-        return write(fate, routing_key=number)
-
-    body = f'{{"type": "{number}"}}'.encode()
-    await answer_of(make_receiver(Store(settle)), make_request(body))
-    (line,) = ears.heard("webhook")
-
-    assert line["type"] == "other"
-    assert number not in str(ears.lines)
-
-
 async def test_each_type_that_finds_no_queue_is_told_once(ears: Ears) -> None:
     """A type that never finds a queue hides no other; a repeat of what is stored ends nothing."""
     lost = {"a.b"}
@@ -309,15 +293,6 @@ async def test_an_unparsed_item_does_not_count_the_others_as_unparsed(ears: Ears
 
 OTHER_SECRET = "the-secret-of-github"
 OTHER = {"path": "/github", "secrets": (OTHER_SECRET,), "signature": {"preset": "github"}}
-
-
-async def test_the_only_endpoint_is_not_named(ears: Ears) -> None:
-    """With one endpoint every line is about it, and none says so."""
-    receiver = make_receiver(Store())
-    await answer_of(receiver, make_request(EVENT))
-    await answer_of(receiver, make_request(EVENT, []))
-
-    assert [line.get("route") for line in ears.heard("webhook")] == [None, None]
 
 
 @pytest.mark.parametrize("form", ["raw", "normalized"])

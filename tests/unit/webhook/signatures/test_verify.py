@@ -624,13 +624,6 @@ def test_the_body_digest_may_be_upper_case() -> None:
     assert accepts(TWILIO, twilio(query), query=query)
 
 
-def test_a_changed_query_is_a_mismatch() -> None:
-    """The query is part of what is signed, in the order and spelling in which it came."""
-    query = b"bodySHA256=" + SHA
-
-    assert fault(TWILIO, twilio(query), query=query + b"&a=1") == "mismatch"
-
-
 MOVES = {
     "from the body": ("{url}|{body}", b"a=1", b"x|y", b"a=1|x", b"y"),
     "from a JSON body": ("{url}{body}", b"", b'?a=[1]{"x":1}', b"a=[1]", b'{"x":1}'),
