@@ -38,6 +38,7 @@ MODULES: tuple[ModuleType, ...] = (
     *(sinch, telnyx, twilio, vonage, vonage_sms),
 )
 SERVICES: dict[str, Service] = {module.SERVICE.preset: module.SERVICE for module in MODULES}
+OF_OTHER_KEYS = [MESSAGES[name] for name in ("gsm-7", "no key", "a key with signs", "a long key")]
 KEYED = {name: service for name, service in SERVICES.items() if service.key_in is not None}
 
 
@@ -134,7 +135,7 @@ async def assert_carries_the_key(service: Service, stub: Stub, message: Message)
 
 @pytest.mark.parametrize("service", KEYED.values(), ids=KEYED)
 async def test_key_is_carried(stub: Stub, service: Service) -> None:
-    for message in MESSAGES.values():
+    for message in OF_OTHER_KEYS:
         await assert_carries_the_key(service, stub, message)
 
 
@@ -144,7 +145,7 @@ async def test_key_stays_with_fields_of_ones_own(stub: Stub) -> None:
     fields = {"/phoneNumbers/0": "{to}", "/textMessage/text": "{text}", "/simNumber": 2}
     own = replace(gateway, api={**gateway.api, "request": {"fields": fields}})
 
-    for message in MESSAGES.values():
+    for message in OF_OTHER_KEYS:
         await assert_carries_the_key(own, stub, message)
 
 

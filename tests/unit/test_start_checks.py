@@ -182,11 +182,6 @@ def test_an_unconfigured_role_is_named() -> None:
 @pytest.mark.parametrize(
     ("api", "told"),
     [
-        ({"preset": "twilio"}, ["account: is missing; it is the Account SID", "key: is missing; "]),
-        (
-            {"preset": "vonage", "auth": {"username": "u"}, "key": "k", "path": "/{account}"},
-            ["account: is missing; it is the API key"],
-        ),
         (
             {"preset": "infobip"},
             ["base_url: is missing; it is the account's own", "key: is missing; it is the API key"],
@@ -200,7 +195,6 @@ def test_an_unconfigured_role_is_named() -> None:
             {"base_url": "http://a", "key": "k", "auth": {"scheme": "basic"}},
             ["auth.username: is missing; set it, or sms_api.account"],
         ),
-        ({"base_url": "http://a", "auth": {"scheme": "none"}}, []),
         ({"preset": "twilio", "account": "AC1", "key": "k"}, []),
     ],
 )

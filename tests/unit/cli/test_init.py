@@ -54,12 +54,7 @@ def test_all_that_is_missing_is_told_at_once() -> None:
         ({"broker": "amqp://u:p@h/"}, "--broker: must not contain a user or a password"),
         ({"broker": "amqp://h/\x07"}, "--broker: contains a control character"),
         ({"image": "x"}, "--image: does not fit the other answers; leave it out"),
-        ({"account": "a"}, "--account: does not fit the other answers; leave it out"),
         ({"key-file": "/no/key"}, "sms_api.key_file: /no/key cannot be read"),
-        (
-            {"public-url": "https://a.example"},
-            "--public-url: does not fit the other answers; leave it out",
-        ),
     ],
 )
 def test_a_wrong_option_is_told(secret: str, given: dict[str, str], fault: str) -> None:

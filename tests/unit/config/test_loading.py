@@ -16,13 +16,6 @@ def test_empty_file_or_section_means_defaults(load: Load, text: str) -> None:
     assert load(text) == load_settings(None, {})
 
 
-def test_environment_overrides_only_what_it_names(load: Load) -> None:
-    """Other keys of the same section stay as the file has them."""
-    loaded = load("worker: {queue: from.file}", SMS_BRIDGE_WORKER__CONCURRENCY="7")
-
-    assert (loaded.worker.queue, loaded.worker.concurrency) == ("from.file", 7)
-
-
 def test_environment_overrides_inside_a_deeper_section(load: Load) -> None:
     """A deeper key of the environment leaves its neighbours in the file alone."""
     loaded = load(

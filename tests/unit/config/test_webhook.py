@@ -177,16 +177,11 @@ def test_a_signature_is_known_when_somebody_says_it(
 @pytest.mark.parametrize(
     ("values", "fault"),
     [
-        ({"endpoints": {}}, "webhook.endpoints: must be a list"),
         ({"endpoints": [{}]}, "webhook.endpoints.0.path: is missing; write it"),
         ({"endpoints": [OTHER, {"path": "other"}]}, "webhook.endpoints.1.path: must begin with /"),
         (
             {"endpoints": [OTHER, {"path": "/b"}, OTHER]},
             "webhook.endpoints.2.path: must differ from webhook.endpoints.0.path; give each endp",
-        ),
-        (
-            {"secrets": ["s"], "endpoints": [{"path": "/webhooks"}]},
-            "webhook.endpoints.0.path: must differ from webhook.path; give each endpoint its own",
         ),
         (
             {"path": "/hooks", "endpoints": [OTHER]},
@@ -199,10 +194,6 @@ def test_a_signature_is_known_when_somebody_says_it(
         (
             {"endpoints": [{"path": f"/{number}"} for number in range(MAX_ENDPOINTS + 1)]},
             f"webhook.endpoints: must have at most {MAX_ENDPOINTS} in its list",
-        ),
-        (
-            {"endpoints": [OTHER | {"preset": "telnix"}]},
-            "webhook.endpoints.0.preset: is unknown; did you mean telnyx?",
         ),
         (
             {"endpoints": [OTHER | {"event_type_pointers": []}]},

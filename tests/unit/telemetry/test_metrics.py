@@ -37,7 +37,7 @@ SIZE = [256, 1024, 4096, 16384, 65536, 262144, 1048576]
 
 
 # The bounds of each histogram, by which dashboards and alerts select.
-BUCKETS: dict[str, list[float]] = {
+BUCKETS: dict[str, Sequence[float]] = {
     "sms_bridge_worker_processing_duration_seconds": WORK,
     "sms_bridge_worker_wait_duration_seconds": [0.1, 1, 10],
     "sms_bridge_worker_queue_age_seconds": AGE,

@@ -22,24 +22,9 @@ HEAD = "PRECONDITION_FAILED - inequivalent arg '{}' for queue 'q' in vhost '/': 
             1000,
         ),
         (
-            "x-expires",
-            "received none but current is the value '600000' of type 'signedint'",
-            600_000,
-        ),
-        (
             "x-single-active-consumer",
             "received none but current is the value 'true' of type 'bool'",
             True,
-        ),
-        (
-            "x-dead-letter-exchange",
-            "received none but current is the value '' of type 'longstr'",
-            "",
-        ),
-        (
-            "x-dead-letter-routing-key",
-            "received none but current is the value '5' of type 'longstr'",
-            "5",
         ),
         ("x-known", "received '5' but current is '7'", 7),
         (

@@ -44,16 +44,13 @@ def _results(
         ({"expires": 1000}, ["fail"]),
         ({"max-length": 5}, ["fail"]),
         ({"max-length-bytes": 5, "overflow": "drop-head"}, ["fail"]),
-        ({"max-length": 5, "dead-letter-exchange": ""}, ["warn"]),
         # Retries that come back are refused, too.
         ({"max-length": 5, "overflow": "reject-publish"}, ["warn"]),
-        ({"max-length-bytes": 5, "overflow": "reject-publish-dlx"}, ["warn"]),
         ({"overflow": "reject-publish"}, []),
         ({"delivery-limit": 5}, ["fail"]),
         ({"delivery-limit": 5, "dead-letter-exchange": ""}, ["warn"]),
         ({"delivery-limit": -1}, ["fail"]),
         ({"consumer-timeout": 60_000}, ["warn"]),
-        ({"consumer-timeout": 1_800_000}, []),
         # Quorum queues have no mirrors.
         ({"ha-mode": "all"}, []),
     ],
@@ -84,7 +81,6 @@ def test_a_mirrored_queue_is_found() -> None:
         ({"message-ttl": 60_000}, []),
         ({"expires": 60_000}, ["fail"]),
         ({"max-length": 10}, []),
-        ({"delivery-limit": 1}, []),
     ],
     ids=str,
 )
