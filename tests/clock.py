@@ -1,6 +1,7 @@
 """Simulated time: a manual clock, and an event loop that jumps to its next timer."""
 
 import asyncio
+import functools
 import selectors
 from collections.abc import Callable, Coroutine, Iterable
 from contextvars import Context
@@ -79,6 +80,10 @@ class LeapingWorld:
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         return self._runner.run(coroutine)
 
+    def play(self, story: Coroutine[Any, Any, Any]) -> Any:
+        """Run a test's story; a world with more to start and end does so around it."""
+        return self.run(story)
+
     def seconds(self, coroutine: Coroutine[Any, Any, Any]) -> float:
         """Run to the end, and return the simulated duration."""
         before = self.loop.time()
@@ -104,3 +109,14 @@ class LeapingWorld:
 
     def close(self) -> None:
         self._runner.close()
+
+
+def in_world(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run an async test on the loop of the world that is one of its fixtures."""
+
+    @functools.wraps(test)
+    def run(**fixtures: Any) -> None:
+        (world,) = (one for one in fixtures.values() if isinstance(one, LeapingWorld))
+        world.play(test(**fixtures))
+
+    return run

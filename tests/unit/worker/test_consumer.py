@@ -28,7 +28,7 @@ from bridge.worker.consumer import (
 from bridge.worker.delivery import Delivery
 from bridge.worker.dispatcher import MAX_BYTES, POISON_SESSIONS, WARN_FROM_COUNT, Dispatcher
 from bridge.worker.envelope import DELIVERY_COUNT, POSSIBLE_DUPLICATE
-from tests.clock import LeapingWorld
+from tests.clock import LeapingWorld, in_world
 from tests.deliveries import make_delivery
 from tests.ears import Ears
 
@@ -50,7 +50,6 @@ class Channel:
 
     @property
     def is_closed(self) -> bool:
-        """Say whether it has ended."""
         return self.closing.done()
 
     async def _answer(self, method: str, fact: object) -> None:
@@ -61,20 +60,17 @@ class Channel:
             raise self.fault
 
     async def basic_qos(self, *, prefetch_count: int) -> None:
-        """Set the prefetch."""
         await self._answer("qos", prefetch_count)
 
     async def basic_consume(
         self, queue: str, _callback: object, *, consumer_tag: str | None = None
     ) -> SimpleNamespace:
-        """Begin to consume."""
         await self._answer("consume", queue)
         tag = consumer_tag or f"tag-{len(self.asked)}"
         self.consumers[tag] = queue
         return SimpleNamespace(consumer_tag=tag)
 
     async def basic_cancel(self, tag: str) -> None:
-        """Consume no more."""
         await self._answer("cancel", None)
         del self.consumers[tag]
 
@@ -108,21 +104,17 @@ class Wire:
         self.take = None
 
     def ack(self, _channel: object, tag: int) -> None:
-        """Note an ack."""
         self.acked.append(tag)
 
     async def acks_read(self, _channel: object) -> None:
-        """Return when it is told that they are, or fail."""
         if self.acks_read_fault is not None:
             raise self.acks_read_fault
         await self.acks_are_read.wait()
 
     def set_reading(self, *, enabled: bool) -> None:
-        """Note whether to read."""
         self.is_reading = enabled
 
     def keep_alive(self) -> None:
-        """Count it."""
         if not self.is_reading:
             self.kept_alive += 1
 
@@ -160,24 +152,19 @@ class World(LeapingWorld):
         return self._ends[delivery].wait()
 
     def prefetch_of_each(self) -> dict[str, int]:
-        """Return the prefetch of each queue."""
         return self.prefetches or {"q": self.prefetch}
 
     def consumer_registered(self) -> None:
-        """Count it."""
         self.registrations += 1
 
     def session_over(self, most_unacked: int) -> None:
-        """Note how many were unacked."""
         self.lost.append(most_unacked)
 
     async def let_go(self, delivery: Delivery) -> None:
-        """End the work on a delivery."""
         self._ends[delivery].set()
         await turns()
 
     def connect(self) -> Connection:
-        """Return a connection on which nothing has happened."""
         self.channel, self.wire = Channel(self.loop), Wire()
         channel = self.channel
 
@@ -190,7 +177,6 @@ class World(LeapingWorld):
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator["asyncio.Task[None]"]:
-        """Serve a connection until the end of the block."""
         task = asyncio.create_task(self.consumer.serve(self.connect()))
         await turns()
         try:
@@ -200,13 +186,11 @@ class World(LeapingWorld):
             await asyncio.gather(task, return_exceptions=True)
 
     async def want(self, prefetch: int) -> None:
-        """Have another prefetch, and say so."""
         self.prefetch = prefetch
         self.changed.set()
         await turns()
 
     def deliver(self, size: int = 10, **facts: Any) -> Delivery:
-        """Deliver a message with a body of so many bytes."""
         assert self.wire.take is not None
         properties = Properties(message_id="m-1", **facts)
         self.wire.take(len(self.taken) + 1, False, properties, bytes(size))
@@ -214,21 +198,18 @@ class World(LeapingWorld):
 
 
 async def turns() -> None:
-    """Let every task run as far as it can."""
     for _ in range(20):
         await asyncio.sleep(0)
 
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    """Give a world whose consumer has never consumed."""
     made = World()
     yield made
     made.close()
 
 
 def consuming(prefetch: int) -> list[tuple[str, object]]:
-    """Return what a channel is asked for that."""
     return [("qos", prefetch), ("consume", "q")]
 
 
@@ -247,41 +228,35 @@ CANCEL = ("cancel", None)
         (0, 3, consuming(3)),
     ],
 )
-def test_the_prefetch_is_the_wanted_one(
+@in_world
+async def test_the_prefetch_is_the_wanted_one(
     world: World, first: int, then: int, asked: list[tuple[str, object]], *, is_told: bool
 ) -> None:
     """A lost event delays a change for a few seconds; without a change nothing is interrupted."""
-
-    async def play() -> None:
-        world.prefetch = first
-        async with world.serving():
-            if is_told:
-                await world.want(then)
-            world.prefetch = then
-            await asyncio.sleep(10 * WATCH_SECONDS)
-            assert world.channel.asked == asked
-            assert world.consumer.is_registered == (then > 0)
-            assert world.value("consumer_up", queue="q") == (then > 0)
-
-    world.run(play())
+    world.prefetch = first
+    async with world.serving():
+        if is_told:
+            await world.want(then)
+        world.prefetch = then
+        await asyncio.sleep(10 * WATCH_SECONDS)
+        assert world.channel.asked == asked
+        assert world.consumer.is_registered == (then > 0)
+        assert world.value("consumer_up", queue="q") == (then > 0)
     assert world.registrations == len(asked) // 2
     assert world.value("consumer_up", queue="q") == 0
 
 
-def test_a_new_consumer_on_demand(world: World, ears: Ears) -> None:
+@in_world
+async def test_a_new_consumer_on_demand(world: World, ears: Ears) -> None:
     """After `renew`, unacked deliveries are no part of the new consumer's prefetch."""
-
-    async def play() -> None:
-        async with world.serving():
-            world.consumer.renew()
-            await turns()
-            anew = [*consuming(10), CANCEL, *consuming(10)]
-            assert world.channel.asked == anew
-            await asyncio.sleep(2.5 * WATCH_SECONDS)
-            assert world.channel.asked == anew
-            assert world.deliver().session.prefetches == {"q": 20}
-
-    world.run(play())
+    async with world.serving():
+        world.consumer.renew()
+        await turns()
+        anew = [*consuming(10), CANCEL, *consuming(10)]
+        assert world.channel.asked == anew
+        await asyncio.sleep(2.5 * WATCH_SECONDS)
+        assert world.channel.asked == anew
+        assert world.deliver().session.prefetches == {"q": 20}
     assert ears.heard("consuming") == [{"queue": "q", "prefetch": 10}] * 2
     assert ears.heard("not_consuming") == [{"queue": "q"}] * 2
 
@@ -297,17 +272,16 @@ def test_a_new_consumer_on_demand(world: World, ears: Ears) -> None:
         (MAX_BYTES, 1),
     ],
 )
-def test_large_bodies_make_the_prefetch_smaller(world: World, size: int, prefetch: int) -> None:
+@in_world
+async def test_large_bodies_make_the_prefetch_smaller(
+    world: World, size: int, prefetch: int
+) -> None:
     """In large steps, to how many of the largest may be held at once."""
-
-    async def play() -> None:
-        world.prefetch = 1000
-        async with world.serving():
-            await world.let_go(world.deliver(size))
-            await turns()
-            assert world.channel.asked[-2:] == consuming(prefetch)
-
-    world.run(play())
+    world.prefetch = 1000
+    async with world.serving():
+        await world.let_go(world.deliver(size))
+        await turns()
+        assert world.channel.asked[-2:] == consuming(prefetch)
 
 
 def test_a_large_body_is_forgotten_behind_small_ones(world: World) -> None:
@@ -332,85 +306,70 @@ def test_a_large_body_is_forgotten_behind_small_ones(world: World) -> None:
 # What is held
 
 
-def test_a_delivery_is_what_the_wire_brought(world: World) -> None:
+@in_world
+async def test_a_delivery_is_what_the_wire_brought(world: World) -> None:
     """It belongs to the session, and is acked on it for as long as that lasts."""
-
-    async def play() -> None:
-        async with world.serving():
-            delivery = world.deliver(5)
-            assert (delivery.body, delivery.tag, delivery.redelivered) == (bytes(5), 1, False)
-            assert delivery.envelope.message_id == "m-1"
-            assert not delivery.is_stale
-            assert delivery.session.ack(delivery.tag)
-            assert world.wire.acked == [1]
-
-    world.run(play())
+    async with world.serving():
+        delivery = world.deliver(5)
+        assert (delivery.body, delivery.tag, delivery.redelivered) == (bytes(5), 1, False)
+        assert delivery.envelope.message_id == "m-1"
+        assert not delivery.is_stale
+        assert delivery.session.ack(delivery.tag)
+        assert world.wire.acked == [1]
     assert world.taken[0].is_stale
     assert not world.taken[0].session.ack(1)
     assert world.wire.acked == [1]
 
 
-def test_a_copy_that_may_be_there_twice_counts_as_delivered_before(world: World) -> None:
+@in_world
+async def test_a_copy_that_may_be_there_twice_counts_as_delivered_before(world: World) -> None:
     """Of the first of them, which another worker may have, the broker says nothing."""
-
-    async def play() -> None:
-        async with world.serving():
-            assert world.deliver(headers={POSSIBLE_DUPLICATE: True}).redelivered
-
-    world.run(play())
+    async with world.serving():
+        assert world.deliver(headers={POSSIBLE_DUPLICATE: True}).redelivered
 
 
 @pytest.mark.parametrize(
     ("count", "warned"), [(WARN_FROM_COUNT - 1, False), (WARN_FROM_COUNT, True), ("x", False)]
 )
-def test_what_is_delivered_again_and_again_is_told(
+@in_world
+async def test_what_is_delivered_again_and_again_is_told(
     world: World, ears: Ears, count: object, *, warned: bool
 ) -> None:
     """A quorum queue with a delivery limit drops it in the end."""
-
-    async def play() -> None:
-        async with world.serving():
-            world.deliver(headers={DELIVERY_COUNT: count})
-
-    world.run(play())
+    async with world.serving():
+        world.deliver(headers={DELIVERY_COUNT: count})
     assert bool(ears.heard("high_delivery_count")) is warned
 
 
-def test_nothing_is_read_while_too_much_is_held(world: World) -> None:
+@in_world
+async def test_nothing_is_read_while_too_much_is_held(world: World) -> None:
     """The broker keeps the rest, the connection lives, and nothing is asked of the broker."""
-
-    async def play() -> None:
-        async with world.serving():
-            first, second = world.deliver(MAX_BYTES), world.deliver(1)
-            states = [world.wire.is_reading]
-            await world.want(50)
-            await asyncio.sleep(2 * WATCH_SECONDS)
-            assert world.wire.kept_alive >= 2
-            assert world.channel.asked == consuming(10)
-            await world.let_go(second)
-            states.append(world.wire.is_reading)
-            assert states == [False, True]
-            await world.let_go(first)
-            await turns()
-            assert world.channel.asked == [*consuming(10), CANCEL, *consuming(1)]
-
-    world.run(play())
+    async with world.serving():
+        first, second = world.deliver(MAX_BYTES), world.deliver(1)
+        states = [world.wire.is_reading]
+        await world.want(50)
+        await asyncio.sleep(2 * WATCH_SECONDS)
+        assert world.wire.kept_alive >= 2
+        assert world.channel.asked == consuming(10)
+        await world.let_go(second)
+        states.append(world.wire.is_reading)
+        assert states == [False, True]
+        await world.let_go(first)
+        await turns()
+        assert world.channel.asked == [*consuming(10), CANCEL, *consuming(1)]
 
 
-def test_what_a_lost_session_left_counts_for_the_next_one(world: World) -> None:
+@in_world
+async def test_what_a_lost_session_left_counts_for_the_next_one(world: World) -> None:
     """Bodies that are still held take up room, whichever connection brought them."""
-
-    async def play() -> None:
-        async with world.serving():
-            held = world.deliver(MAX_BYTES + 1)
-        async with world.serving():
-            assert (world.wire.is_reading, world.channel.asked) == (False, [])
-            await world.let_go(held)
-            await turns()
-            assert world.wire.is_reading
-            assert world.channel.asked == consuming(1)
-
-    world.run(play())
+    async with world.serving():
+        held = world.deliver(MAX_BYTES + 1)
+    async with world.serving():
+        assert (world.wire.is_reading, world.channel.asked) == (False, [])
+        await world.let_go(held)
+        await turns()
+        assert world.wire.is_reading
+        assert world.channel.asked == consuming(1)
 
 
 # How it ends
@@ -428,24 +387,21 @@ def test_what_a_lost_session_left_counts_for_the_next_one(world: World) -> None:
     ],
     ids=["channel", "queue", "urgent queue"],
 )
-def test_the_end_of_a_session_is_noticed_at_once(
+@in_world
+async def test_the_end_of_a_session_is_noticed_at_once(
     world: World, end: Callable[[Channel], None], told: str
 ) -> None:
     """Its deliveries are redelivered, and their owner is notified."""
-
-    async def play() -> None:
-        world.prefetches = {"q": 10, "q.urgent": 20}
-        async with world.serving() as task:
-            session = world.deliver().session
-            end(world.channel)
-            began = world.loop.time()
-            with pytest.raises(BrokerError, match=f"^{re.escape(told)}$"):
-                await task
-            assert world.loop.time() == began
-            assert (world.lost, session.is_over) == ([session.most_unacked], True)
-            assert not world.consumer.is_registered
-
-    world.run(play())
+    world.prefetches = {"q": 10, "q.urgent": 20}
+    async with world.serving() as task:
+        session = world.deliver().session
+        end(world.channel)
+        began = world.loop.time()
+        with pytest.raises(BrokerError, match=f"^{re.escape(told)}$"):
+            await task
+        assert world.loop.time() == began
+        assert (world.lost, session.is_over) == ([session.most_unacked], True)
+        assert not world.consumer.is_registered
 
 
 @pytest.mark.parametrize(
@@ -469,36 +425,31 @@ def test_a_broker_that_does_not_answer(world: World, size: int, seconds: float) 
     assert world.run(play()) == pytest.approx(seconds)
 
 
-def test_sessions_that_bring_nothing_are_suspicious(world: World, ears: Ears) -> None:
+@in_world
+async def test_sessions_that_bring_nothing_are_suspicious(world: World, ears: Ears) -> None:
     """A message that nobody can decode ends each connection; one that comes through is proof."""
-
-    async def play() -> list[float | None]:
-        suspected = []
-        for _ in range(POISON_SESSIONS + 1):
-            async with world.serving():
-                suspected.append(world.value("protocol_poison_suspected"))
+    suspected = []
+    for _ in range(POISON_SESSIONS + 1):
         async with world.serving():
-            world.deliver()
             suspected.append(world.value("protocol_poison_suspected"))
-        return suspected
+    async with world.serving():
+        world.deliver()
+        suspected.append(world.value("protocol_poison_suspected"))
 
-    assert world.run(play()) == [0] * POISON_SESSIONS + [1, 0]
+    assert suspected == [0] * POISON_SESSIONS + [1, 0]
     assert ears.heard("protocol_poison_suspected") == [{"queue": "q"}] * 2
 
 
-def test_a_broker_that_refuses_to_deliver_casts_no_suspicion_on_a_message(
+@in_world
+async def test_a_broker_that_refuses_to_deliver_casts_no_suspicion_on_a_message(
     world: World, ears: Ears
 ) -> None:
     """A missing permission ends each connection too, and the log names it already."""
-
-    async def play() -> None:
-        for _ in range(2 * POISON_SESSIONS):
-            connection = world.connect()
-            world.channel.fault = ChannelAccessRefused("no read access to q")
-            with pytest.raises(ChannelAccessRefused):
-                await world.consumer.serve(connection)
-
-    world.run(play())
+    for _ in range(2 * POISON_SESSIONS):
+        connection = world.connect()
+        world.channel.fault = ChannelAccessRefused("no read access to q")
+        with pytest.raises(ChannelAccessRefused):
+            await world.consumer.serve(connection)
     assert world.value("protocol_poison_suspected") == 0
     assert ears.heard("protocol_poison_suspected") == []
 
@@ -506,71 +457,59 @@ def test_a_broker_that_refuses_to_deliver_casts_no_suspicion_on_a_message(
 # Stop, resume, flush
 
 
-def test_stopping_returns_when_the_broker_has_been_told(world: World) -> None:
+@in_world
+async def test_stopping_returns_when_the_broker_has_been_told(world: World) -> None:
     """Nothing more comes then, until it goes on."""
-
-    async def play() -> None:
-        async with world.serving():
-            began = world.loop.time()
-            await world.consumer.stop()
-            assert world.loop.time() == began
-            assert world.channel.asked == [*consuming(10), CANCEL]
-            assert not world.consumer.is_registered
-            await asyncio.sleep(2.5 * WATCH_SECONDS)
-            assert len(world.channel.asked) == 3
-            world.consumer.resume()
-            await turns()
-            assert world.channel.asked[3:] == consuming(10)
-
-    world.run(play())
-
-
-def test_stopping_without_a_broker_returns(world: World) -> None:
-    """What was never begun, or has ended, need not be told to anybody."""
-
-    async def play() -> None:
+    async with world.serving():
+        began = world.loop.time()
         await world.consumer.stop()
+        assert world.loop.time() == began
+        assert world.channel.asked == [*consuming(10), CANCEL]
+        assert not world.consumer.is_registered
+        await asyncio.sleep(2.5 * WATCH_SECONDS)
+        assert len(world.channel.asked) == 3
         world.consumer.resume()
-        async with world.serving() as task:
-            world.channel.hangs = True
-            stopping = asyncio.create_task(world.consumer.stop())
-            await turns()
-            assert not stopping.done()
-            task.cancel()
-            await stopping
-
-    world.run(play())
+        await turns()
+        assert world.channel.asked[3:] == consuming(10)
 
 
-def test_who_stopped_stays_so_on_another_connection(world: World) -> None:
+@in_world
+async def test_stopping_without_a_broker_returns(world: World) -> None:
+    """What was never begun, or has ended, need not be told to anybody."""
+    await world.consumer.stop()
+    world.consumer.resume()
+    async with world.serving() as task:
+        world.channel.hangs = True
+        stopping = asyncio.create_task(world.consumer.stop())
+        await turns()
+        assert not stopping.done()
+        task.cancel()
+        await stopping
+
+
+@in_world
+async def test_who_stopped_stays_so_on_another_connection(world: World) -> None:
     """A broker that comes back finds no consumer."""
-
-    async def play() -> None:
-        await world.consumer.stop()
-        async with world.serving():
-            assert world.channel.asked == []
-
-    world.run(play())
+    await world.consumer.stop()
+    async with world.serving():
+        assert world.channel.asked == []
 
 
-def test_flushing_waits_until_the_broker_has_taken_the_acks(world: World) -> None:
+@in_world
+async def test_flushing_waits_until_the_broker_has_taken_the_acks(world: World) -> None:
     """It has read them, and a moment more has passed since the last one."""
-
-    async def play() -> None:
-        async with world.serving():
-            delivery = world.deliver()
-            delivery.session.ack(delivery.tag)
-            flushing = asyncio.create_task(world.consumer.flush())
-            await asyncio.sleep(ACKS_HELD_BACK_SECONDS / 2)
-            world.wire.acks_are_read.set()
-            began = world.loop.time()
-            await flushing
-            assert world.loop.time() - began == pytest.approx(ACKS_HELD_BACK_SECONDS / 2)
-            began = world.loop.time()
-            await world.consumer.flush()
-            assert world.loop.time() == began
-
-    world.run(play())
+    async with world.serving():
+        delivery = world.deliver()
+        delivery.session.ack(delivery.tag)
+        flushing = asyncio.create_task(world.consumer.flush())
+        await asyncio.sleep(ACKS_HELD_BACK_SECONDS / 2)
+        world.wire.acks_are_read.set()
+        began = world.loop.time()
+        await flushing
+        assert world.loop.time() - began == pytest.approx(ACKS_HELD_BACK_SECONDS / 2)
+        began = world.loop.time()
+        await world.consumer.flush()
+        assert world.loop.time() == began
 
 
 def test_flushing_without_a_broker_returns(world: World) -> None:
@@ -599,134 +538,121 @@ def test_a_broker_that_takes_no_acks_is_given_up(world: World, fault: Exception 
 # The urgent queue
 
 
-def test_a_queue_that_delivers_nothing_puts_no_acks_in_doubt(world: World) -> None:
+@in_world
+async def test_a_queue_that_delivers_nothing_puts_no_acks_in_doubt(world: World) -> None:
     """Of each queue no more can be unacked than its prefetch, and than it has delivered."""
-
-    async def play() -> None:
-        world.prefetches = {"q.urgent": 20, "q": 10}
-        async with world.serving():
-            session = world.deliver().session
-            assert session.most_unacked == 1
-            for _ in range(15):
-                world.deliver()
-            assert session.most_unacked == 10
-
-    world.run(play())
-
-
-def test_several_queues_have_each_a_prefetch(world: World) -> None:
-    """A change of one interrupts no other, and all are one session."""
-
-    async def play() -> None:
-        world.prefetches = {"q.urgent": 20, "q": 10}
-        async with world.serving():
-            first = [("qos", 20), ("consume", "q.urgent"), ("qos", 10), ("consume", "q")]
-            assert world.channel.asked == first
-            assert (world.consumer.is_registered, world.consumer.prefetch) == (True, 10)
-            assert world.deliver().session.prefetches == {"q.urgent": 20, "q": 10}
-
-            world.prefetches = {"q.urgent": 20, "q": 5}
-            world.changed.set()
-            await turns()
-            change = [CANCEL, ("qos", 5), ("consume", "q")]
-            assert world.channel.asked == [*first, *change]
-
-            world.prefetches = {"q.urgent": 20, "q": 0}
-            world.changed.set()
-            await turns()
-            assert world.channel.asked == [*first, *change, CANCEL]
-            assert world.consumer.is_registered
-
-    world.run(play())
-
-
-def test_a_delivery_knows_its_queue(world: World) -> None:
-    """By the tag of its consumer, also of a former one, whose deliveries may be on their way."""
-
-    async def play() -> list[tuple[str, bool]]:
-        world.prefetches = {"q": 10, "q.urgent": 20}
-        async with world.serving():
+    world.prefetches = {"q.urgent": 20, "q": 10}
+    async with world.serving():
+        session = world.deliver().session
+        assert session.most_unacked == 1
+        for _ in range(15):
             world.deliver()
-            first = dict(world.wire.by_tag)
-            world.consumer.renew()
-            await turns()
-            tags = [*first, *(world.wire.by_tag.keys() - first.keys())]
-            for tag in tags:
-                world.wire.by_tag[tag](2, False, Properties(), b"")
-        return [(one.queue, one.is_urgent) for one in world.taken]
+        assert session.most_unacked == 10
 
-    assert world.run(play()) == [("q", False), ("q.urgent", True), ("q.urgent", True)]
+
+@in_world
+async def test_several_queues_have_each_a_prefetch(world: World) -> None:
+    """A change of one interrupts no other, and all are one session."""
+    world.prefetches = {"q.urgent": 20, "q": 10}
+    async with world.serving():
+        first = [("qos", 20), ("consume", "q.urgent"), ("qos", 10), ("consume", "q")]
+        assert world.channel.asked == first
+        assert (world.consumer.is_registered, world.consumer.prefetch) == (True, 10)
+        assert world.deliver().session.prefetches == {"q.urgent": 20, "q": 10}
+
+        world.prefetches = {"q.urgent": 20, "q": 5}
+        world.changed.set()
+        await turns()
+        change = [CANCEL, ("qos", 5), ("consume", "q")]
+        assert world.channel.asked == [*first, *change]
+
+        world.prefetches = {"q.urgent": 20, "q": 0}
+        world.changed.set()
+        await turns()
+        assert world.channel.asked == [*first, *change, CANCEL]
+        assert world.consumer.is_registered
+
+
+@in_world
+async def test_a_delivery_knows_its_queue(world: World) -> None:
+    """By the tag of its consumer, also of a former one, whose deliveries may be on their way."""
+    world.prefetches = {"q": 10, "q.urgent": 20}
+    async with world.serving():
+        world.deliver()
+        first = dict(world.wire.by_tag)
+        world.consumer.renew()
+        await turns()
+        tags = [*first, *(world.wire.by_tag.keys() - first.keys())]
+        for tag in tags:
+            world.wire.by_tag[tag](2, False, Properties(), b"")
+
+    assert [(one.queue, one.is_urgent) for one in world.taken] == [
+        ("q", False),
+        ("q.urgent", True),
+        ("q.urgent", True),
+    ]
 
 
 @pytest.mark.parametrize("both", [True, False])
-def test_large_bodies_of_both_queues_have_one_bound(world: World, *, both: bool) -> None:
+@in_world
+async def test_large_bodies_of_both_queues_have_one_bound(world: World, *, both: bool) -> None:
     """Each of two queues has half of what fits."""
-
-    async def play() -> None:
-        queues = ["q", "q.urgent"] if both else ["q"]
-        world.prefetches = dict.fromkeys(queues, 200)
-        async with world.serving():
-            world.deliver(MIB)
-            await turns()
-            asked = world.channel.asked[-2 * len(queues) :]
-            assert asked == [
-                one for queue in queues for one in (("qos", 16 // len(queues)), ("consume", queue))
-            ]
-
-    world.run(play())
+    queues = ["q", "q.urgent"] if both else ["q"]
+    world.prefetches = dict.fromkeys(queues, 200)
+    async with world.serving():
+        world.deliver(MIB)
+        await turns()
+        asked = world.channel.asked[-2 * len(queues) :]
+        assert asked == [
+            one for queue in queues for one in (("qos", 16 // len(queues)), ("consume", queue))
+        ]
 
 
 # Cancelled consumers
 
 
 def take(world: World, session: object) -> Delivery:
-    """Take a delivery that is held."""
     delivery = make_delivery(session=session)
     world.dispatcher.start(delivery)
     return delivery
 
 
 def make_session() -> Any:
-    """Make what stands for a session that lasts."""
     channel = SimpleNamespace(is_closed=False)
     return SimpleNamespace(is_over=False, is_leaving=False, in_progress=0, channel=channel)
 
 
-def test_cancelled_consumers_count_as_long_as_something_of_theirs_is_held(world: World) -> None:
+@in_world
+async def test_cancelled_consumers_count_as_long_as_something_of_theirs_is_held(
+    world: World,
+) -> None:
     """Each that was given something and has not seen all of it acked is one; others are none."""
-
-    async def play() -> None:
-        dispatcher, session = world.dispatcher, make_session()
-        dispatcher.note_cancel("q")
-        assert dispatcher.cancelled_consumers == 0
-        first, second = take(world, session), take(world, session)
-        await turns()
-        assert dispatcher.cancelled_consumers == 0
-        dispatcher.note_cancel("q")
-        dispatcher.note_cancel("q")
-        third = take(world, session)
-        await turns()
-        dispatcher.note_cancel("q.urgent")
-        dispatcher.note_cancel("q")
-        assert dispatcher.cancelled_consumers == 2
-        await world.let_go(first)
-        assert dispatcher.cancelled_consumers == 2
-        await world.let_go(second)
-        assert dispatcher.cancelled_consumers == 1
-        await world.let_go(third)
-        assert dispatcher.cancelled_consumers == 0
-
-    world.run(play())
+    dispatcher, session = world.dispatcher, make_session()
+    dispatcher.note_cancel("q")
+    assert dispatcher.cancelled_consumers == 0
+    first, second = take(world, session), take(world, session)
+    await turns()
+    assert dispatcher.cancelled_consumers == 0
+    dispatcher.note_cancel("q")
+    dispatcher.note_cancel("q")
+    third = take(world, session)
+    await turns()
+    dispatcher.note_cancel("q.urgent")
+    dispatcher.note_cancel("q")
+    assert dispatcher.cancelled_consumers == 2
+    await world.let_go(first)
+    assert dispatcher.cancelled_consumers == 2
+    await world.let_go(second)
+    assert dispatcher.cancelled_consumers == 1
+    await world.let_go(third)
+    assert dispatcher.cancelled_consumers == 0
 
 
-def test_no_consumer_outlives_its_session(world: World) -> None:
+@in_world
+async def test_no_consumer_outlives_its_session(world: World) -> None:
     """With the channel all of its consumers end, whatever is still worked on."""
-
-    async def play() -> None:
-        session = make_session()
-        take(world, session)
-        world.dispatcher.note_cancel("q")
-        session.channel.is_closed = True
-        assert world.dispatcher.cancelled_consumers == 0
-
-    world.run(play())
+    session = make_session()
+    take(world, session)
+    world.dispatcher.note_cancel("q")
+    session.channel.is_closed = True
+    assert world.dispatcher.cancelled_consumers == 0

@@ -11,7 +11,7 @@ from bridge.amqp.properties import Properties
 from bridge.worker.delivery import Delivery
 from bridge.worker.envelope import ORDERING_KEY
 from bridge.worker.ordering import Turns, ordering_key
-from tests.clock import LeapingWorld
+from tests.clock import LeapingWorld, in_world
 from tests.deliveries import make_delivery
 from tests.unit.worker.stand_ins import Channel
 
@@ -29,7 +29,6 @@ class World(LeapingWorld):
         self.started = 0.0
 
     def take(self, name: str, *, key: str = "k", redelivered: bool = False) -> None:
-        """Take a delivery, in a task of its own."""
         delivery = make_delivery(
             name,
             properties=Properties(headers={ORDERING_KEY: key}),
@@ -53,10 +52,9 @@ class World(LeapingWorld):
             self.tasks[number].cancel()
 
     async def all_done(self) -> None:
-        """Wait for all that was taken."""
         await asyncio.gather(*self.tasks, return_exceptions=True)
 
-    def play(
+    def work_off(
         self, *names: str, meanwhile: Callable[[], object] | None = None, **facts: Any
     ) -> None:
         """Take deliveries of one key, call `meanwhile` after 0.5 s, and wait for their end."""
@@ -73,27 +71,22 @@ class World(LeapingWorld):
         self.run(play())
 
     def start(self) -> None:
-        """Let its time begin."""
         self.started = self.loop.time()
 
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    """Make a world without any delivery."""
     with closing(World()) as made:
         yield made
 
 
-def test_one_of_a_key_at_a_time(world: World) -> None:
+@in_world
+async def test_one_of_a_key_at_a_time(world: World) -> None:
     """In the order in which they came; another key waits for none of them."""
-
-    async def play() -> None:
-        for name, key in (("a", "k"), ("b", "k"), ("x", "other"), ("c", "k")):
-            world.take(name, key=key)
-        await world.all_done()
-
     world.start()
-    world.run(play())
+    for name, key in (("a", "k"), ("b", "k"), ("x", "other"), ("c", "k")):
+        world.take(name, key=key)
+    await world.all_done()
 
     assert world.begun == [(0, "a"), (0, "x"), (1, "b"), (2, "c")]
     assert world.turns._lines == {}
@@ -101,7 +94,7 @@ def test_one_of_a_key_at_a_time(world: World) -> None:
 
 def test_what_is_cancelled_lets_the_next_one_go(world: World) -> None:
     """Whether it waits or is being worked on; it is not begun later."""
-    world.play(*"abcd", meanwhile=lambda: world.cancel(1, 0))
+    world.work_off(*"abcd", meanwhile=lambda: world.cancel(1, 0))
 
     assert world.begun == [(0, "a"), (0.5, "c"), (1.5, "d")]
 
@@ -109,36 +102,34 @@ def test_what_is_cancelled_lets_the_next_one_go(world: World) -> None:
 def test_redeliveries_learn_at_once(world: World) -> None:
     """Three that come again wait together for what others know, not one after the other."""
     world.learn_seconds = 10.0
-    world.play("a", "b", "c", redelivered=True)
+    world.work_off("a", "b", "c", redelivered=True)
 
     assert world.begun == [(10, "a"), (11, "b"), (12, "c")]
 
 
-def test_one_that_learns_is_not_overtaken(world: World) -> None:
+@in_world
+async def test_one_that_learns_is_not_overtaken(world: World) -> None:
     """It has its place from when it came."""
     world.learn_seconds = 10.0
 
-    async def play() -> None:
-        world.take("a", redelivered=True)
-        world.take("b")
-        await world.all_done()
-
     world.start()
-    world.run(play())
+    world.take("a", redelivered=True)
+    world.take("b")
+    await world.all_done()
 
     assert world.begun == [(10, "a"), (11, "b")]
 
 
 def test_nothing_of_a_session_that_is_over_is_begun(world: World) -> None:
     """It goes back, and all behind it with it."""
-    world.play(*"abc", meanwhile=lambda: setattr(world.lane, "is_over", True))
+    world.work_off(*"abc", meanwhile=lambda: setattr(world.lane, "is_over", True))
 
     assert world.begun == [(0, "a")]
 
 
 def test_a_place_in_the_middle_that_leaves_calls_nobody(world: World) -> None:
     """The one behind it waits until all before it are gone."""
-    world.play(*"abc", meanwhile=lambda: world.cancel(1))
+    world.work_off(*"abc", meanwhile=lambda: world.cancel(1))
 
     assert world.begun == [(0, "a"), (1, "c")]
     assert world.turns._lines == {}

@@ -29,7 +29,7 @@ from bridge.worker.delivery import Delivery, WaitCause
 from bridge.worker.outcomes import Dead, Outcome, Retried, Sent
 from bridge.worker.settle import MAX_UNCONFIRMED_SECONDS, Settler
 from tests.breakers import Parts
-from tests.clock import LeapingWorld
+from tests.clock import LeapingWorld, in_world
 from tests.deliveries import make_delivery
 from tests.ears import Ears
 from tests.unit.worker.stand_ins import PUBLISH_SECONDS, Broker, Channel, nobody_told
@@ -75,7 +75,6 @@ class World(LeapingWorld):
         )
 
     def fill_set_aside(self) -> None:
-        """Have as many messages stay unacked as may."""
         identity = MessageIdentity(b"other", has_id=False, copies=0)
         released = Released(self.delivery().envelope, UNSENT)
         for _ in range(MAX_SET_ASIDE):
@@ -88,7 +87,6 @@ class World(LeapingWorld):
         return self.seconds(self.settler.replace(self.delivery(), outcome))
 
     def processed(self, outcome: str, reason: str) -> float | None:
-        """Return how many deliveries ended so."""
         return self.value("messages_processed_total", queue="q", outcome=outcome, reason=reason)
 
     def waits(self, what: str, cause: str) -> float | None:
@@ -98,7 +96,6 @@ class World(LeapingWorld):
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    """Give a settler its world."""
     made = World()
     yield made
     made.close()
@@ -142,21 +139,18 @@ def test_a_copy_goes_to_its_queue(
     assert (copy.header(envelope.DEAD_AT) is not None) == isinstance(outcome, Dead)
 
 
-def test_a_copy_fits_what_the_broker_takes_now(
+@in_world
+async def test_a_copy_fits_what_the_broker_takes_now(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another broker may take less: each try asks how much."""
     delivery = world.delivery()
     delivery.properties.headers = {"large": "x" * 5000}
     world.broker.faults = ["timeout"]
-
-    async def replace() -> None:
-        replacing = asyncio.create_task(world.settler.replace(delivery, UNSENT))
-        await asyncio.sleep(0.1)
-        monkeypatch.setattr(world.broker, "max_properties_bytes", 4000)
-        await replacing
-
-    world.run(replace())
+    replacing = asyncio.create_task(world.settler.replace(delivery, UNSENT))
+    await asyncio.sleep(0.1)
+    monkeypatch.setattr(world.broker, "max_properties_bytes", 4000)
+    await replacing
     (copy,) = world.broker.published
 
     assert copy.header("large") is None
@@ -223,25 +217,23 @@ def test_a_copy_that_no_queue_takes_calls_for_the_queue(world: World) -> None:
     assert world.settler.queue_missing.is_set()
 
 
-def test_nothing_new_is_taken_while_anything_is_held_up(world: World) -> None:
+@in_world
+async def test_nothing_new_is_taken_while_anything_is_held_up(world: World) -> None:
     """The worker goes on once the last of the deliveries that wait for the broker is settled."""
     states: list[bool] = []
 
-    async def look() -> None:
-        first = asyncio.create_task(world.settler.replace(world.delivery(), UNSENT))
-        await asyncio.sleep(0)
-        second = asyncio.create_task(world.settler.replace(world.delivery(), DEAD))
-        await asyncio.sleep(0)
-        states.append(world.pauses.is_broker_blocked)
-        # The second one fails twice more, the first only once.
-        world.broker.faults = ["timeout"]
-        await asyncio.wait({first, second}, return_when=asyncio.FIRST_COMPLETED)
-        states.append(world.pauses.is_broker_blocked)
-        await asyncio.gather(first, second)
-        states.append(world.pauses.is_broker_blocked)
-
     world.broker.faults = ["timeout", "timeout"]
-    world.run(look())
+    first = asyncio.create_task(world.settler.replace(world.delivery(), UNSENT))
+    await asyncio.sleep(0)
+    second = asyncio.create_task(world.settler.replace(world.delivery(), DEAD))
+    await asyncio.sleep(0)
+    states.append(world.pauses.is_broker_blocked)
+    # The second one fails twice more, the first only once.
+    world.broker.faults = ["timeout"]
+    await asyncio.wait({first, second}, return_when=asyncio.FIRST_COMPLETED)
+    states.append(world.pauses.is_broker_blocked)
+    await asyncio.gather(first, second)
+    states.append(world.pauses.is_broker_blocked)
 
     assert states == [True, True, False]
     assert len(world.broker.published) == 2

@@ -23,7 +23,7 @@ from bridge.worker.fates import Answer, judge_status
 from bridge.worker.request import SendRequest
 from bridge.worker.worker import Worker
 from tests.breakers import Parts, open_breaker
-from tests.clock import LeapingWorld
+from tests.clock import LeapingWorld, in_world
 from tests.deliveries import make_delivery
 from tests.ears import Ears
 from tests.unit.worker.stand_ins import Broker, Channel, Fault
@@ -40,7 +40,6 @@ class Story(Broker):
         self._told = told
 
     async def write(self, body: bytes, *, routing_key: str, **facts: Any) -> Publication:
-        """Write a message, and tell of it."""
         self._told.append(f"publish to {routing_key}")
         return await super().write(body, routing_key=routing_key, **facts)
 
@@ -54,7 +53,6 @@ class Connection(Channel):
         self.most_unacked = 10
 
     def ack(self, tag: int) -> bool:
-        """Ack a delivery, and tell of it."""
         self._told.append("ack")
         return super().ack(tag)
 
@@ -68,7 +66,6 @@ class Service:
         self.answers: list[Answer | Exception] = []
 
     async def send(self, _request: SendRequest, _delivery: Delivery) -> Answer:
-        """Answer as told, else accept."""
         self._told.append("post")
         await asyncio.sleep(self.latency_seconds)
         answer = self.answers.pop(0) if self.answers else ACCEPTED
@@ -152,7 +149,6 @@ class World(LeapingWorld):
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    """Give a worker that has nothing to do."""
     with closing(World()) as made:
         yield made
 
@@ -322,17 +318,13 @@ def test_bug_before_the_ack_sends_nothing_again(
     assert world.settle(redelivered=True) == ["publish to q.retry.5s", "ack"]
 
 
-def test_lost_connection_is_the_reason_of_what_it_releases(world: World, ears: Ears) -> None:
-    """It is no shutdown."""
+@in_world
+async def test_lost_connection_is_the_reason_of_what_it_releases(world: World, ears: Ears) -> None:
     world.pauses.block("q.dead", "nacked")
-
-    async def play() -> None:
-        waiting = world.take()
-        await asyncio.sleep(1)
-        world.lose_connection()
-        await waiting
-
-    world.run(play())
+    waiting = world.take()
+    await asyncio.sleep(1)
+    world.lose_connection()
+    await waiting
 
     (line,) = ears.heard("delivery")
     assert (line["outcome"], line["reason"]) == ("released", "connection_lost")
@@ -351,99 +343,84 @@ def test_bug_after_the_answer_keeps_no_slot(ears: Ears) -> None:
         assert world.settle(message_id="m-2") == ["post", "ack"]
 
 
-def test_repeat_waits_for_the_first(world: World, ears: Ears) -> None:
+@in_world
+async def test_repeat_waits_for_the_first(world: World, ears: Ears) -> None:
     """A repeat that comes while the first is in flight is settled after it, its wait measured."""
-
-    async def both() -> None:
-        await asyncio.wait([world.take(), world.take(reply_to="second")])
-
-    world.run(both())
+    await asyncio.wait([world.take(), world.take(reply_to="second")])
 
     assert world.told == ["post", "ack", "ack", "publish to second"]
     waits = [line.get("waited_seconds") for line in ears.heard("delivery")]
     assert waits == [None, {"original": 1.0}]
 
 
-def test_repeat_in_a_pause_does_not_wait(world: World) -> None:
+@in_world
+async def test_repeat_in_a_pause_does_not_wait(world: World) -> None:
     """In a pause a repeat goes to the ladder, and leaves its place to one that may end it."""
     world.service.answers = [judge_status(401, retry_after_seconds=None)]
-
-    async def both() -> None:
-        first = world.take()
-        await asyncio.sleep(1.1)
-        assert world.breaker.pause_reason == "credentials_rejected"
-        await world.take()
-        assert not first.done()
-        await first
-
-    world.run(both())
+    first = world.take()
+    await asyncio.sleep(1.1)
+    assert world.breaker.pause_reason == "credentials_rejected"
+    await world.take()
+    assert not first.done()
+    await first
 
     assert world.told == ["post", "publish to q.retry.5s", "ack", "post", "ack"]
 
 
-def test_copy_of_a_repeat_is_kept_for_the_redelivery(world: World) -> None:
+@in_world
+async def test_copy_of_a_repeat_is_kept_for_the_redelivery(world: World) -> None:
     """A repeat that is put off has one copy, though its confirm outlives the connection."""
     refused = judge_status(401, retry_after_seconds=None)
     world.service.answers = [refused] * 9
-
-    async def play() -> None:
-        first = world.take()
-        await asyncio.sleep(1.1)
-        world.broker.faults = ["late"]
-        repeat = world.take()
-        await asyncio.sleep(1)
-        world.lose_connection()
-        await asyncio.wait([first, repeat])
-        world.told.clear()
-        first = world.take(redelivered=True)
-        repeat = world.take(redelivered=True)
-        await asyncio.sleep(1)
-        world.broker.pending.pop().set_result("confirmed")
-        await repeat
-        assert not first.done()
-        assert world.connection.acked
-        world.service.answers.clear()
-        await first
-
-    world.run(play())
+    first = world.take()
+    await asyncio.sleep(1.1)
+    world.broker.faults = ["late"]
+    repeat = world.take()
+    await asyncio.sleep(1)
+    world.lose_connection()
+    await asyncio.wait([first, repeat])
+    world.told.clear()
+    first = world.take(redelivered=True)
+    repeat = world.take(redelivered=True)
+    await asyncio.sleep(1)
+    world.broker.pending.pop().set_result("confirmed")
+    await repeat
+    assert not first.done()
+    assert world.connection.acked
+    world.service.answers.clear()
+    await first
 
     assert world.broker.written == 1
 
 
-def test_outcome_is_kept_for_the_redelivery(world: World) -> None:
+@in_world
+async def test_outcome_is_kept_for_the_redelivery(world: World) -> None:
     """What was answered, but could not be written down, is written down when it comes again."""
     world.service.answers = [judge_status(409, retry_after_seconds=None)]
     world.broker.faults = ["nacked"] * 9
-
-    async def play() -> None:
-        first = world.take()
-        await asyncio.sleep(5)
-        world.lose_connection()
-        await first
-        assert "ack" not in world.told
-        world.broker.faults.clear()
-        world.told.clear()
-        await world.take(redelivered=True)
-
-    world.run(play())
+    first = world.take()
+    await asyncio.sleep(5)
+    world.lose_connection()
+    await first
+    assert "ack" not in world.told
+    world.broker.faults.clear()
+    world.told.clear()
+    await world.take(redelivered=True)
 
     assert world.told == ["publish to q.retry.5s", "ack"]
 
 
-def test_what_waits_goes_back_when_the_worker_stops(world: World) -> None:
+@in_world
+async def test_what_waits_goes_back_when_the_worker_stops(world: World) -> None:
     """A drain gives back what waits, finishes what is in flight, and takes nothing new."""
-
-    async def play() -> None:
-        in_flight = world.take()
-        await asyncio.sleep(0.5)
-        open_breaker(world.breaker, "misconfigured")
-        waiting = world.take(body=BODY.replace(b"Hi", b"Ho"))
-        await asyncio.sleep(0.1)
-        await world.worker.drain(5.0)
-        assert in_flight.done()
-        assert waiting.done()
-
-    world.run(play())
+    in_flight = world.take()
+    await asyncio.sleep(0.5)
+    open_breaker(world.breaker, "misconfigured")
+    waiting = world.take(body=BODY.replace(b"Hi", b"Ho"))
+    await asyncio.sleep(0.1)
+    await world.worker.drain(5.0)
+    assert in_flight.done()
+    assert waiting.done()
 
     assert world.told == ["post", "ack"]
     assert (

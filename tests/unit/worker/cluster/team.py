@@ -1,7 +1,10 @@
 """Workers on a simulated exchange, on a clock that leaps; each has a deduplicator."""
 
 import asyncio
-from collections.abc import Coroutine
+import functools
+import inspect
+from collections.abc import Callable, Coroutine
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 
@@ -53,11 +56,9 @@ class Consumer:
         self.lives_on.set()
 
     def renew(self) -> None:
-        """Count."""
         self.renewals += 1
 
     async def prove(self) -> None:
-        """Wait for the broker's answer."""
         await self.lives_on.wait()
 
 
@@ -100,26 +101,21 @@ class Colleague:
         self.member = Member(world.exchange, self.membership, parts, world.metrics)
 
     def tell(self, message: Message) -> None:
-        """Publish a message to the others."""
         self.membership.publish(message)
 
     def fall_silent(self) -> None:
-        """Neither receive nor publish."""
         self.member.fall_silent()
 
     def come_back(self) -> None:
-        """Receive and publish again."""
         self.member.join()
 
     def end(self) -> None:
-        """Stop regularly, so that no peer waits for it."""
         self.tell(Leave())
         asyncio.get_running_loop().call_later(HEARD_AFTER_SECONDS / 2, self.fall_silent)
 
     # Messages
 
     def publish_again(self, copy: Delivery) -> None:
-        """Publish a copy that may be in the queue twice."""
         headers: dict[str, Any] = {
             COPIES: copy.envelope.copies,
             FIRST_DELIVERED_AT: copy.envelope.try_of,
@@ -155,13 +151,11 @@ class Colleague:
         return verdict
 
     async def begin(self, delivery: Delivery) -> InFlight:
-        """Begin to process a delivery that is no repeat."""
         verdict = await self.take(delivery)
         assert isinstance(verdict, New)
         return verdict.in_flight
 
     def settle(self, claim: InFlight, *, sent: bool = True, acked: bool = True) -> None:
-        """Settle a message in flight."""
         accepted = ACCEPTED._replace(at=self._world.loop.time()) if sent else None
         self.deduplicator.settle(claim, accepted, acked=acked)
         self.repeated_copies.settle(claim.identity, is_sent=sent)
@@ -171,7 +165,6 @@ class Colleague:
     def release(
         self, claim: InFlight, delivery: Delivery, outcome: Retried | Dead | None = None
     ) -> None:
-        """Return a message in flight to the queue."""
         self.deduplicator.release(claim, Released(delivery.envelope, outcome))
         if self._deduplication is not None:
             self._deduplication.end(claim.identity, None)
@@ -203,21 +196,18 @@ class Team(LeapingWorld):
         await asyncio.sleep(3 * HEARD_AFTER_SECONDS)
 
     def appoint(self) -> Colleague:
-        """Start one more worker, which has not joined yet."""
         colleague = Colleague(self, len(self.members) + 1, self._window_seconds)
         self.members.append(colleague)
         start(colleague.member.keep_publishing(), self._tasks)
         return colleague
 
     def hire(self) -> Colleague:
-        """Let one more worker join."""
         colleague = self.appoint()
         colleague.come_back()
         return colleague
 
     @property
     def published(self) -> list[tuple[str, str]]:
-        """The sender and the kind of each message."""
         return [(sender, kind_of(message)) for sender, message in self.exchange.published]
 
     def play(self, story: Coroutine[Any, Any, Any]) -> Any:
@@ -240,8 +230,27 @@ class Team(LeapingWorld):
                     member.member.cluster.tick()
 
 
+def team_of(
+    size: int, *, window_seconds: float | None = None
+) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., None]]:
+    """Run an async test with a team of so many workers, which is its first argument."""
+
+    def decorate(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def run(**fixtures: Any) -> None:
+            with closing(Team(size, window_seconds=window_seconds)) as team:
+                team.play(test(team, **fixtures))
+
+        # For pytest the team is no fixture.
+        signature = inspect.signature(test)
+        fixtures = [*signature.parameters.values()][1:]
+        run.__signature__ = signature.replace(parameters=fixtures)  # type: ignore[attr-defined]
+        return run
+
+    return decorate
+
+
 def message(team: Team, message_id: str | None = "m-1", **envelope: Any) -> Delivery:
-    """Make the first delivery of a message."""
     return make_delivery(
         message_id or "c" * 32, body=BODY, clock=team.loop.time, message_id=message_id, **envelope
     )
@@ -264,5 +273,4 @@ def again(team: Team, delivery: Delivery, *, key: str | None = None) -> Delivery
 
 
 def identity(delivery: Delivery) -> MessageIdentity:
-    """Return the identity of a delivery."""
     return identity_of(delivery.envelope, delivery.body)

@@ -46,25 +46,21 @@ class World:
         self.cluster.join(self.wire)
 
     def hears(self, worker_id: str, heartbeat_seconds: float | None = None) -> None:
-        """Receive a heartbeat."""
         self.membership.learn(worker_id, WorkerState(heartbeat_seconds=heartbeat_seconds))
 
     def passes(self, seconds: int) -> None:
-        """Let time pass, with an exchange that works."""
         for _ in range(seconds):
             self.clock.now += 1
             self.cluster.tick()
             self.membership.note_echo()
 
     def published(self) -> list[object]:
-        """Take the messages that are to be published."""
         bodies = iter(self.membership.next_unpublished, None)
         return [read[1] for body, _ in bodies if (read := read_message(body))]
 
 
 @pytest.fixture
 def world() -> World:
-    """Give a worker that has joined."""
     return World()
 
 

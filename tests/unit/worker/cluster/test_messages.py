@@ -53,7 +53,6 @@ LARGE_IDENTITY = IdentityFacts(
 
 
 def written(**changed: object) -> bytes:
-    """Write the message of a worker by hand."""
     message = {"v": 1, "worker_id": WORKER, "kind": "Join", "facts": {}}
     return json.dumps(message | changed).encode()
 

@@ -1,7 +1,6 @@
 """Of a retry copy that is there twice, the one that does not say so is asked for as well."""
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 
@@ -9,15 +8,7 @@ from bridge.worker.deduplicator import New, Repeat
 from bridge.worker.delivery import Delivery
 from bridge.worker.sent_messages import SENT_SECONDS
 from tests.deliveries import make_delivery
-from tests.unit.worker.cluster.team import BODY, Team, again, message
-
-
-@pytest.fixture
-def team() -> Iterator[Team]:
-    """Make a team of two."""
-    ours = Team(2)
-    yield ours
-    ours.close()
+from tests.unit.worker.cluster.team import BODY, Team, again, message, team_of
 
 
 def first_of(team: Team, second: Delivery) -> Delivery:
@@ -34,265 +25,232 @@ def first_of(team: Team, second: Delivery) -> Delivery:
 
 
 def second_copy(team: Team) -> Delivery:
-    """Make the copy that says that it may be there twice."""
     return again(team, message(team, copies=1, try_of="1800000000.000"))
 
 
 @pytest.mark.parametrize("sent", [True, False], ids=["sent", "replaced"])
-def test_the_second_comes_first(team: Team, *, sent: bool) -> None:
+@team_of(2)
+async def test_the_second_comes_first(team: Team, *, sent: bool) -> None:
     """What was settled when the second came is not sent when the first comes to another worker."""
     one, other = team.members
+    second = second_copy(team)
+    one.settle(await one.begin(second), sent=sent)
+    await asyncio.sleep(180)
 
-    async def story() -> object:
-        second = second_copy(team)
-        one.settle(await one.begin(second), sent=sent)
-        await asyncio.sleep(180)
-        return await other.take(first_of(team, second))
-
-    assert team.play(story()) == Repeat(None)
+    assert await other.take(first_of(team, second)) == Repeat(None)
 
 
 @pytest.mark.parametrize("place", [0, 1])
-def test_both_come_at_once(team: Team, place: int) -> None:
+@team_of(2)
+async def test_both_come_at_once(team: Team, place: int) -> None:
     """However they are given out, one of the two is sent."""
     for_first, for_second = team.members[place], team.members[1 - place]
+    second = second_copy(team)
+    asking = asyncio.create_task(for_second.take(second))
+    await asyncio.sleep(0.015)
+    taking = asyncio.create_task(for_first.take(first_of(team, second)))
+    kinds = set[type]()
+    for taken in asyncio.as_completed((asking, taking)):
+        found = await taken
+        kinds.add(type(found))
+        if isinstance(found, New):
+            await asyncio.sleep(0.5)
+            (for_first if taking.done() else for_second).settle(found.in_flight)
 
-    async def story() -> set[type]:
-        second = second_copy(team)
-        asking = asyncio.create_task(for_second.take(second))
-        await asyncio.sleep(0.015)
-        taking = asyncio.create_task(for_first.take(first_of(team, second)))
-        kinds = set[type]()
-        for taken in asyncio.as_completed((asking, taking)):
-            found = await taken
-            kinds.add(type(found))
-            if isinstance(found, New):
-                await asyncio.sleep(0.5)
-                (for_first if taking.done() else for_second).settle(found.in_flight)
-        return kinds
-
-    assert team.play(story()) == {New, Repeat}
+    assert kinds == {New, Repeat}
 
 
-def test_a_worker_that_joins_later(team: Team) -> None:
+@team_of(2)
+async def test_a_worker_that_joins_later(team: Team) -> None:
     """One that was not there when the second came is told of it."""
     one, _ = team.members
+    second = second_copy(team)
+    one.settle(await one.begin(second))
+    newcomer = team.hire()
+    await asyncio.sleep(1)
 
-    async def story() -> object:
-        second = second_copy(team)
-        one.settle(await one.begin(second))
-        newcomer = team.hire()
-        await asyncio.sleep(1)
-        return await newcomer.take(first_of(team, second))
-
-    assert team.play(story()) == Repeat(None)
+    assert await newcomer.take(first_of(team, second)) == Repeat(None)
 
 
-def test_a_worker_that_was_alone(team: Team) -> None:
+@team_of(2)
+async def test_a_worker_that_was_alone(team: Team) -> None:
     """One that had nobody to ask when the second came tells of it when others join."""
     one, other = team.members
     other.fall_silent()
+    await asyncio.sleep(100)
+    second = second_copy(team)
+    one.settle(await one.begin(second))
+    other.come_back()
+    await asyncio.sleep(1)
 
-    async def story() -> object:
-        await asyncio.sleep(100)
-        second = second_copy(team)
-        one.settle(await one.begin(second))
-        other.come_back()
-        await asyncio.sleep(1)
-        return await other.take(first_of(team, second))
-
-    assert team.play(story()) == Repeat(None)
+    assert await other.take(first_of(team, second)) == Repeat(None)
 
 
 @pytest.mark.parametrize("sent", [True, False], ids=["sent", "replaced"])
 @pytest.mark.parametrize("is_marked_first", [True, False], ids=["second_first", "first_first"])
-def test_its_sender_ends(team: Team, *, is_marked_first: bool, sent: bool) -> None:
+@team_of(2)
+async def test_its_sender_ends(team: Team, *, is_marked_first: bool, sent: bool) -> None:
     """What was settled of copies that are there twice is known when its worker is gone."""
     one, other = team.members
+    publisher = team.hire()
+    await asyncio.sleep(1)
+    second = second_copy(team)
+    copies = [first_of(team, second), second]
+    publisher.publish_again(second)
+    await asyncio.sleep(1)
+    one.settle(await one.begin(copies.pop(is_marked_first)), sent=sent)
+    await asyncio.sleep(1)
+    one.end()
+    await asyncio.sleep(180)
 
-    async def story() -> object:
-        publisher = team.hire()
-        await asyncio.sleep(1)
-        second = second_copy(team)
-        copies = [first_of(team, second), second]
-        publisher.publish_again(second)
-        await asyncio.sleep(1)
-        one.settle(await one.begin(copies.pop(is_marked_first)), sent=sent)
-        await asyncio.sleep(1)
-        one.end()
-        await asyncio.sleep(180)
-        return await other.take(copies[0])
-
-    assert team.play(story()) == Repeat(None)
+    assert await other.take(copies[0]) == Repeat(None)
 
 
-def test_its_sender_ends_before_a_third_joins(team: Team) -> None:
+@team_of(2)
+async def test_its_sender_ends_before_a_third_joins(team: Team) -> None:
     """Whoever comes when the sender is gone is told by one that heard of it."""
     one, _ = team.members
+    second = second_copy(team)
+    one.settle(await one.begin(second))
+    await asyncio.sleep(1)
+    one.end()
+    await asyncio.sleep(1)
+    newcomer = team.hire()
+    await asyncio.sleep(180)
 
-    async def story() -> object:
-        second = second_copy(team)
-        one.settle(await one.begin(second))
-        await asyncio.sleep(1)
-        one.end()
-        await asyncio.sleep(1)
-        newcomer = team.hire()
-        await asyncio.sleep(180)
-        return await newcomer.take(first_of(team, second))
-
-    assert team.play(story()) == Repeat(None)
+    assert await newcomer.take(first_of(team, second)) == Repeat(None)
 
 
-def test_one_alone_tells_a_newcomer_what_all_know(team: Team) -> None:
+@team_of(2)
+async def test_one_alone_tells_a_newcomer_what_all_know(team: Team) -> None:
     """Of many that were told of a copy not each tells of it again."""
     one, other = team.members
+    team.hire()
+    one.settle(await one.begin(second_copy(team)))
+    await asyncio.sleep(1)
+    one.end()
+    await asyncio.sleep(1)
+    newcomer = team.hire()
+    await asyncio.sleep(1)
+    before = len(team.published)
+    newcomer.come_back()
+    await asyncio.sleep(1)
 
-    async def story() -> list[str]:
-        team.hire()
-        one.settle(await one.begin(second_copy(team)))
-        await asyncio.sleep(1)
-        one.end()
-        await asyncio.sleep(1)
-        newcomer = team.hire()
-        await asyncio.sleep(1)
-        before = len(team.published)
-        newcomer.come_back()
-        await asyncio.sleep(1)
-        return [who for who, kind in team.published[before:] if kind == "settled"]
-
-    assert team.play(story()) == [other.worker_id]
+    assert [who for who, kind in team.published[before:] if kind == "settled"] == [other.worker_id]
 
 
-def test_the_first_is_sent_before_the_second_is_published(team: Team) -> None:
+@team_of(2)
+async def test_the_first_is_sent_before_the_second_is_published(team: Team) -> None:
     """Who hears that what it has sent is there twice tells that it is done."""
     one, other = team.members
+    second = second_copy(team)
+    one.settle(await one.begin(first_of(team, second)))
+    other.publish_again(second)
+    await asyncio.sleep(1)
+    one.end()
 
-    async def story() -> object:
-        second = second_copy(team)
-        one.settle(await one.begin(first_of(team, second)))
-        other.publish_again(second)
-        await asyncio.sleep(1)
-        one.end()
-        return await other.take(second)
-
-    assert team.play(story()) == Repeat(None)
+    assert await other.take(second) == Repeat(None)
 
 
-def test_published_again_while_nobody_could_be_told(team: Team) -> None:
+@team_of(2)
+async def test_published_again_while_nobody_could_be_told(team: Team) -> None:
     """It is told when the worker that published it has joined the others again."""
     one, other = team.members
+    second = second_copy(team)
+    other.fall_silent()
+    other.publish_again(second)
+    other.come_back()
+    await asyncio.sleep(2)
+    one.settle(await one.begin(first_of(team, second)))
+    await asyncio.sleep(1)
+    one.end()
 
-    async def story() -> object:
-        second = second_copy(team)
-        other.fall_silent()
-        other.publish_again(second)
-        other.come_back()
-        await asyncio.sleep(2)
-        one.settle(await one.begin(first_of(team, second)))
-        await asyncio.sleep(1)
-        one.end()
-        return await other.take(second)
-
-    assert team.play(story()) == Repeat(None)
+    assert await other.take(second) == Repeat(None)
 
 
-def test_it_ends_as_soon_as_it_is_back(team: Team) -> None:
+@team_of(2)
+async def test_it_ends_as_soon_as_it_is_back(team: Team) -> None:
     """What it has sent while nobody could be told is the first thing that it says."""
     one, other = team.members
+    second = second_copy(team)
+    other.fall_silent()
+    other.publish_again(second)
+    other.settle(await other.begin(second))
+    await asyncio.sleep(1)
+    other.come_back()
+    other.end()
+    await asyncio.sleep(1)
 
-    async def story() -> object:
-        second = second_copy(team)
-        other.fall_silent()
-        other.publish_again(second)
-        other.settle(await other.begin(second))
-        await asyncio.sleep(1)
-        other.come_back()
-        other.end()
-        await asyncio.sleep(1)
-        return await one.take(first_of(team, second))
-
-    assert team.play(story()) == Repeat(None)
+    assert await one.take(first_of(team, second)) == Repeat(None)
 
 
-def test_it_sends_one_and_ends_as_soon_as_it_is_back(team: Team) -> None:
+@team_of(2)
+async def test_it_sends_one_and_ends_as_soon_as_it_is_back(team: Team) -> None:
     """It publishes the end at once, also while something older waits for the next second."""
     one, other = team.members
+    second = second_copy(team)
+    one.fall_silent()
+    one.publish_again(second)
+    await asyncio.sleep(0.1)
+    one.come_back()
+    one.settle(await one.begin(first_of(team, second)))
+    await asyncio.sleep(0)
+    one.end()
+    await asyncio.sleep(1)
 
-    async def story() -> object:
-        second = second_copy(team)
-        one.fall_silent()
-        one.publish_again(second)
-        await asyncio.sleep(0.1)
-        one.come_back()
-        one.settle(await one.begin(first_of(team, second)))
-        await asyncio.sleep(0)
-        one.end()
-        await asyncio.sleep(1)
-        return await other.take(second)
-
-    assert team.play(story()) == Repeat(None)
+    assert await other.take(second) == Repeat(None)
 
 
-def test_a_renewed_request_that_is_there_twice(team: Team) -> None:
+@team_of(2)
+async def test_a_renewed_request_that_is_there_twice(team: Team) -> None:
     """The second is not sent by another worker when the first was, and its sender is gone."""
     one, other = team.members
-
-    async def story() -> tuple[object, object]:
-        first = message(team)
-        other.publish_again(first)
-        await asyncio.sleep(1)
-        one.settle(await one.begin(first))
-        await asyncio.sleep(1)
-        one.end()
-        # What its publisher sends again says nothing of the kind.
-        return await other.take(again(team, first)), await other.take(message(team))
-
-    taken, published_again = team.play(story())
+    first = message(team)
+    other.publish_again(first)
+    await asyncio.sleep(1)
+    one.settle(await one.begin(first))
+    await asyncio.sleep(1)
+    one.end()
+    taken, published_again = await other.take(again(team, first)), await other.take(message(team))
     assert taken == Repeat(None)
     assert isinstance(published_again, New)
 
 
-def test_a_renewed_request_that_failed(team: Team) -> None:
+@team_of(2)
+async def test_a_renewed_request_that_failed(team: Team) -> None:
     """Its publisher may send it again: that it was given up elsewhere is no reason to drop it."""
     one, other = team.members
+    first = message(team)
+    other.publish_again(first)
+    await asyncio.sleep(1)
+    one.settle(await one.begin(first), sent=False)
+    await asyncio.sleep(1)
+    one.end()
 
-    async def story() -> object:
-        first = message(team)
-        other.publish_again(first)
-        await asyncio.sleep(1)
-        one.settle(await one.begin(first), sent=False)
-        await asyncio.sleep(1)
-        one.end()
-        return await other.take(again(team, first))
-
-    assert isinstance(team.play(story()), New)
+    assert isinstance(await other.take(again(team, first)), New)
 
 
-def test_any_other_copy_asks_nobody(team: Team) -> None:
+@team_of(2)
+async def test_any_other_copy_asks_nobody(team: Team) -> None:
     """Neither a later copy of the same message nor one that is known no more costs a question."""
     one, other = team.members
+    second = second_copy(team)
+    one.settle(await one.begin(second), sent=False)
+    before = len(team.published)
+    later = message(team, copies=2, try_of=second.envelope.try_of)
+    other.settle(await other.begin(later), sent=False)
+    await asyncio.sleep(SENT_SECONDS + 1)
+    await other.begin(first_of(team, second))
 
-    async def story() -> list[str]:
-        second = second_copy(team)
-        one.settle(await one.begin(second), sent=False)
-        before = len(team.published)
-        later = message(team, copies=2, try_of=second.envelope.try_of)
-        other.settle(await other.begin(later), sent=False)
-        await asyncio.sleep(SENT_SECONDS + 1)
-        await other.begin(first_of(team, second))
-        return [kind for _, kind in team.published[before:] if kind == "Questions"]
-
-    assert team.play(story()) == []
+    assert [kind for _, kind in team.published[before:] if kind == "Questions"] == []
 
 
-def test_what_a_publisher_wrote_is_told_to_nobody(team: Team) -> None:
+@team_of(2)
+async def test_what_a_publisher_wrote_is_told_to_nobody(team: Team) -> None:
     """A header that no bridge writes so might hold anything, and goes no further."""
     one, _ = team.members
+    await one.begin(again(team, message(team, copies=1, try_of="+491713920001")))
+    team.hire()
+    await asyncio.sleep(1)
 
-    async def story() -> list[str]:
-        await one.begin(again(team, message(team, copies=1, try_of="+491713920001")))
-        team.hire()
-        await asyncio.sleep(1)
-        return [kind for _, kind in team.published if kind == "repeated"]
-
-    assert team.play(story()) == []
+    assert [kind for _, kind in team.published if kind == "repeated"] == []

@@ -8,7 +8,7 @@ import pytest
 
 from bridge.worker.limits.capacity import URGENT_IN_A_ROW
 from bridge.worker.limits.rate_limits import RateToken, TokenBucket, WaitingLine
-from tests.clock import LeapingWorld
+from tests.clock import LeapingWorld, in_world
 
 
 class World(LeapingWorld):
@@ -27,7 +27,6 @@ class World(LeapingWorld):
         self.went.append(name)
 
     async def all_go(self, *names: str) -> list[asyncio.Task[None]]:
-        """Have these come, one after the other."""
         tasks = [asyncio.create_task(self.go(name)) for name in names]
         await asyncio.sleep(0)
         return tasks
@@ -35,7 +34,6 @@ class World(LeapingWorld):
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    """Give a line whose first token is there."""
     with closing(World()) as made:
         yield made
 
@@ -52,35 +50,29 @@ def test_the_urgent_pass_all_but_the_first(world: World) -> None:
     assert world.went == ["before", "a", "u1", "u2", "b", "c"]
 
 
-def test_a_flood_of_urgent_ones_starves_nobody(world: World) -> None:
+@in_world
+async def test_a_flood_of_urgent_ones_starves_nobody(world: World) -> None:
     """Each ninth that goes is none of them."""
     urgent = [f"u{n}" for n in range(2 * URGENT_IN_A_ROW)]
-
-    async def play() -> None:
-        await world.go("before")
-        tasks = await world.all_go("first", "a", "b", *urgent)
-        await asyncio.wait(tasks)
-
-    world.run(play())
+    await world.go("before")
+    tasks = await world.all_go("first", "a", "b", *urgent)
+    await asyncio.wait(tasks)
     assert world.went.index("a") == 2 + URGENT_IN_A_ROW
     assert world.went.index("b") == 3 + 2 * URGENT_IN_A_ROW
 
 
-def test_the_wait_that_is_told_is_that_of_the_class(world: World) -> None:
+@in_world
+async def test_the_wait_that_is_told_is_that_of_the_class(world: World) -> None:
     """An urgent one waits for urgent ones and for the first, not for the line."""
-
-    async def play() -> None:
-        await world.go("before")
-        tasks = await world.all_go("a", "b", "c")
-        assert world.line.wait_seconds() == pytest.approx(4)
-        assert world.line.urgent_wait_seconds() == pytest.approx(2)
-        tasks += await world.all_go("u")
-        assert world.line.wait_seconds() == pytest.approx(5)
-        assert world.line.urgent_wait_seconds() == pytest.approx(3)
-        await asyncio.wait(tasks)
-        assert world.line.urgent_wait_seconds() == world.line.wait_seconds() == pytest.approx(1)
-
-    world.run(play())
+    await world.go("before")
+    tasks = await world.all_go("a", "b", "c")
+    assert world.line.wait_seconds() == pytest.approx(4)
+    assert world.line.urgent_wait_seconds() == pytest.approx(2)
+    tasks += await world.all_go("u")
+    assert world.line.wait_seconds() == pytest.approx(5)
+    assert world.line.urgent_wait_seconds() == pytest.approx(3)
+    await asyncio.wait(tasks)
+    assert world.line.urgent_wait_seconds() == world.line.wait_seconds() == pytest.approx(1)
 
 
 @pytest.mark.parametrize("who", ["a", "u", "b"], ids=["first", "urgent", "other"])

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from bridge.worker.service.transport import Deadlines
-from tests.clock import LeapingWorld
+from tests.clock import LeapingWorld, in_world
 
 
 class Exchange:
@@ -20,7 +20,6 @@ class Exchange:
         self.expired: float | None = None
 
     def expire(self) -> None:
-        """Take the end of the deadline."""
         self.expired = self.world.loop.time() - self.world.began
         self.world.deadlines.remove(self)
 
@@ -34,7 +33,6 @@ class World(LeapingWorld):
         self.deadlines = Deadlines(clock=self.loop.time)
 
     def begin(self, *seconds: float) -> list[Exchange]:
-        """Begin exchanges that have so much time from now."""
         begun = [Exchange(self) for _ in seconds]
         for one, own in zip(begun, seconds, strict=True):
             self.deadlines.add(one, self.loop.time() + own)
@@ -43,39 +41,35 @@ class World(LeapingWorld):
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    """Give the deadlines their world."""
     made = World()
     yield made
     made.close()
 
 
 @pytest.mark.parametrize("seconds", [(20, 21, 22), (22, 21, 20), (20, 20, 5), (5, 20, 10)])
-def test_each_expires_at_its_deadline(world: World, seconds: tuple[float, ...]) -> None:
+@in_world
+async def test_each_expires_at_its_deadline(world: World, seconds: tuple[float, ...]) -> None:
     """None waits for the deadline of one that began before it, and none goes before its own."""
+    begun = world.begin(*seconds)
+    await asyncio.sleep(60)
 
-    async def wait() -> list[Exchange]:
-        begun = world.begin(*seconds)
-        await asyncio.sleep(60)
-        return begun
-
-    assert [one.expired for one in world.run(wait())] == [*seconds]
+    assert [one.expired for one in begun] == [*seconds]
 
 
-def test_what_is_done_does_not_expire(world: World) -> None:
+@in_world
+async def test_what_is_done_does_not_expire(world: World) -> None:
     """One that is done in time is left alone, and those after it have their deadlines."""
+    first, second = world.begin(5, 20)
+    world.deadlines.remove(first)
+    await asyncio.sleep(10)
+    (third,) = world.begin(20)
+    await asyncio.sleep(60)
 
-    async def wait() -> list[Exchange]:
-        first, second = world.begin(5, 20)
-        world.deadlines.remove(first)
-        await asyncio.sleep(10)
-        (third,) = world.begin(20)
-        await asyncio.sleep(60)
-        return [first, second, third]
-
-    assert [one.expired for one in world.run(wait())] == [None, 20, 30]
+    assert [one.expired for one in [first, second, third]] == [None, 20, 30]
 
 
-def test_one_timer_for_all(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+@in_world
+async def test_one_timer_for_all(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many are done in time, there is one timer, and none when all are done."""
     timers = []
     call_at = world.loop.call_at
@@ -84,14 +78,11 @@ def test_one_timer_for_all(world: World, monkeypatch: pytest.MonkeyPatch) -> Non
         timers.append(when)
         return call_at(when, *args, **facts)  # type: ignore[arg-type]
 
-    async def exchange() -> None:
-        monkeypatch.setattr(world.loop, "call_at", count)
-        for _ in range(100):
-            for one in world.begin(20, 21):
-                world.deadlines.remove(one)
-        monkeypatch.undo()
-        await asyncio.sleep(60)
-
-    world.run(exchange())
+    monkeypatch.setattr(world.loop, "call_at", count)
+    for _ in range(100):
+        for one in world.begin(20, 21):
+            world.deadlines.remove(one)
+    monkeypatch.undo()
+    await asyncio.sleep(60)
 
     assert timers == [world.began + 20]
