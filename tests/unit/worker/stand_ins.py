@@ -24,7 +24,6 @@ class Published(NamedTuple):
     properties: Properties
 
     def header(self, name: str) -> object:
-        """Return a header."""
         return (self.properties.headers or {}).get(name)
 
 
@@ -62,14 +61,12 @@ class Broker:
         return len(body) >= self.alone_from
 
     def abandon(self, message_id: str) -> None:
-        """Let the next message with this id be written."""
         confirm = self._by_id.get(message_id)
         if confirm is not None and not confirm.done():
             confirm.set_result("timeout")
 
     @asynccontextmanager
     async def deadline_for(self, _body: bytes, *, alone: bool = False) -> AsyncIterator[float]:
-        """Give every body the same time."""
         del alone
         yield self._loop.time() + PUBLISH_SECONDS
 
@@ -130,7 +127,6 @@ class Broker:
     async def publish(
         self, body: bytes, *, exchange: str, routing_key: str, properties: Properties
     ) -> None:
-        """Confirm a message, or fail."""
         async with self.deadline_for(body) as deadline:
             publication = await self.write(
                 body,
@@ -162,10 +158,8 @@ class Channel:
 
     @property
     def channel(self) -> "Channel":
-        """Return the channel."""
         return self
 
     def ack(self, tag: int) -> bool:
-        """Note an ack."""
         self.acked.append(tag)
         return not self.is_over

@@ -46,13 +46,11 @@ class World(LeapingWorld):
     def announce(
         self, outcome: Outcome, *, reply_to: str | None = None, envelope: Envelope = ENVELOPE
     ) -> list[Published]:
-        """Tell of an outcome, and return what was published."""
         properties, trace = _properties(reply_to), envelope.trace
         self.run(self.announcer.announce(properties, envelope, outcome, AT, trace=trace))
         return self.broker.published
 
     def answer_repeat(self, first: Accepted | None, *, reply_to: str | None) -> list[Published]:
-        """Answer a repeat, and return what was published."""
         properties, trace = _properties(reply_to), ENVELOPE.trace
         self.run(self.announcer.answer_repeat(properties, ENVELOPE, first, trace=trace))
         return self.broker.published

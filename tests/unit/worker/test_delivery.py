@@ -11,14 +11,7 @@ from tests.deliveries import make_delivery
 
 
 @pytest.fixture
-def clock() -> Clock:
-    """Give a clock that stands still."""
-    return Clock()
-
-
-@pytest.fixture
 def delivery(clock: Clock) -> Delivery:
-    """Give a delivery that has just come."""
     return make_delivery(clock=clock)
 
 

@@ -48,7 +48,6 @@ FIRST_DELIVERED_AT = "sms-bridge-first-delivered-at"
 
 
 def message(**properties: Any) -> Properties:
-    """Make the properties of a message."""
     return Properties(**properties)
 
 
@@ -58,7 +57,6 @@ def read(properties: Properties, *, now: float = NOW) -> Envelope:
 
 
 def read_header(name: str, value: object) -> Envelope:
-    """Read a message with one header."""
     return read(message(headers={name: value}))
 
 
@@ -74,7 +72,6 @@ def replaced(
     dead: bool = False,
     max_bytes: int = USUAL_PROPERTIES_BYTES,
 ) -> Properties:
-    """Make the copy that replaces a message."""
     return copy_properties(
         properties,
         envelope or read(properties),
@@ -87,7 +84,6 @@ def replaced(
 
 
 def headers_of(properties: Properties) -> dict[str, Any]:
-    """Return the headers, which a copy always has."""
     assert properties.headers is not None
     return properties.headers
 
@@ -95,23 +91,15 @@ def headers_of(properties: Properties) -> dict[str, Any]:
 # --- The key -------------------------------------------------------------------------------------
 
 
-VISIBLE = ("a", "order-17/2", "100%", "a%2fb", "!~", "x" * 255)
-
-
 @pytest.mark.parametrize(
     ("message_id", "key"),
     [
-        *((visible, visible) for visible in VISIBLE),
-        ("a b", "a%20b"),
-        ("100% sure", "100%25%20sure"),
-        ("é", "%C3%A9"),
-        ("a\nb", "a%0Ab"),
-        ("\x7f", "%7F"),
+        ("a%2fb!~", "a%2fb!~"),
+        ("x" * 255, "x" * 255),
+        ("a\n\x7f b", "a%0A%7F%20b"),
         ("a/b?c=d&e+f é", "a/b?c=d&e+f%20%C3%A9"),
-        ("😀", "%F0%9F%98%80"),
-        ("a%20b", "a%2520b"),
-        ("100%41", "100%2541"),
-        ("\u00a0", "%C2%A0"),
+        ("a%20 b", "a%2520%20b"),
+        ("\u00a0😀", "%C2%A0%F0%9F%98%80"),
         # Bytes that are no UTF-8 come as lone surrogates.
         ("a\udcffb", "a%FFb"),
     ],
@@ -119,14 +107,6 @@ VISIBLE = ("a", "order-17/2", "100%", "a%2fb", "!~", "x" * 255)
 def test_an_id_is_the_key_as_far_as_it_is_visible_ascii(message_id: str, key: str) -> None:
     """Any other id is percent-encoded as UTF-8, so that it can stand in a header."""
     assert read(message(message_id=message_id)).key == key
-
-
-@given(st.text(st.characters(codec="utf-8"), min_size=1, max_size=80))
-def test_every_key_can_stand_in_a_header(message_id: str) -> None:
-    """A key has visible ASCII characters only, whatever the id."""
-    key = read(message(message_id=message_id)).key
-
-    assert set(key) <= set(string.printable) - set(string.whitespace)
 
 
 ODD_IDS = st.text(st.sampled_from("a% 2C0é"), min_size=1, max_size=8)
@@ -151,10 +131,12 @@ def test_a_key_has_at_most_255_characters(length: int, key_length: int) -> None:
 
 @given(st.text(st.characters(codec="utf-8"), min_size=1, max_size=80))
 def test_key_is_the_same_on_every_delivery(message_id: str) -> None:
-    """The same id gives the same key on every delivery and every copy."""
+    """The same id gives the same key, of visible ASCII, on every delivery and every copy."""
     properties = message(message_id=message_id)
+    key = read(properties).key
 
-    assert read(replaced(properties)).key == read(properties).key
+    assert read(replaced(properties)).key == key
+    assert set(key) <= set(string.printable) - set(string.whitespace)
 
 
 @pytest.mark.parametrize("message_id", [None, ""], ids=["none", "empty"])
@@ -167,11 +149,6 @@ def test_message_without_id_gets_a_key_of_its_own(message_id: str | None) -> Non
     assert read(replaced(properties, envelope=envelope)).key == envelope.key
 
 
-def test_own_id_stays_on_copies() -> None:
-    """A copy has the publisher's id, not the key that was made of it."""
-    assert replaced(message(message_id="a b")).message_id == "a b"
-
-
 # --- Moments -------------------------------------------------------------------------------------
 
 
@@ -180,16 +157,13 @@ MOMENTS: dict[str, tuple[object, float]] = {
     "fraction": (1_900_000_000.25, 1_900_000_000.25),
     "zero": (0, 0.0),
     "text": ("1900000000", 1_900_000_000.0),
-    "text with a fraction": ("1900000000.25", 1_900_000_000.25),
     "bytes": (b"1900000000", 1_900_000_000.0),
     "AMQP timestamp": (datetime.fromtimestamp(1_900_000_000, UTC), 1_900_000_000.0),
     "RFC 3339": ("2030-03-17T17:46:40Z", 1_900_000_000.0),
     "offset": ("2030-03-17T19:46:40+02:00", 1_900_000_000.0),
     "negative offset": ("2030-03-17T12:16:40-05:30", 1_900_000_000.0),
-    "milliseconds": ("2030-03-17T17:46:40.250Z", 1_900_000_000.25),
     "nanoseconds": ("2030-03-17T17:46:40.250000000Z", 1_900_000_000.25),
     "blank for T": ("2030-03-17 17:46:40Z", 1_900_000_000.0),
-    "small letters": ("2030-03-17t17:46:40z", 1_900_000_000.0),
     "unknown local offset": ("2030-03-17T17:46:40-00:00", 1_900_000_000.0),
 }
 
@@ -204,37 +178,24 @@ def test_moment(value: object, seconds: float) -> None:
 NO_MOMENTS: dict[str, object] = {
     "words": f"tomorrow {CANARY}",
     "empty": "",
-    "date": "2030-03-17",
     "no zone": "2030-03-17T17:46:40",
     "no such day": "2030-02-30T00:00:00Z",
     "negative": -1,
-    "negative text": "-1",
     "milliseconds": 1_900_000_000_000_000,
     "infinite": float("inf"),
     "not a number": float("nan"),
-    "exponent": "1e9",
-    "very long": "9" * 400,
     "two points": "1.2.3",
     "Arabic digits": "١٩٠٠",
     "truth": True,
-    "list": [1_900_000_000],
     "table": {"at": 1},
     "broken bytes": b"\xff",
 }
 
 
-@pytest.mark.parametrize("header", [EXPIRES_AT, NOT_BEFORE])
-def test_absent_moment(header: str) -> None:
-    """A header without a value is as good as none."""
-    envelope = read_header(header, None)
-
-    assert (envelope.expires_at, envelope.not_before) == (None, None)
-
-
 # --- Expiry --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("hours", [None, -2, 0, 2, -1_000_000])
+@pytest.mark.parametrize("hours", [None, -2, 2])
 def test_expiration_counts_from_the_first_delivery(hours: int | None) -> None:
     """AMQP's own expiry does not depend on the publisher's clock, which may be hours off."""
     claimed = None if hours is None else datetime.fromtimestamp(max(0, NOW + hours * 3600), UTC)
@@ -258,13 +219,6 @@ def test_expiration_that_cannot_be_read(expiration: str) -> None:
         read(message(expiration=expiration))
 
 
-def test_expiration_is_kept_as_a_header() -> None:
-    """A copy has its expiry in a header, where the broker does not drop it for it."""
-    copied = replaced(message(expiration="1500", timestamp=PUBLISHED))
-
-    assert (copied.expiration, read(copied).expires_at) == (None, NOW + 1.5)
-
-
 def test_expiry_does_not_move() -> None:
     """An expiry without a timestamp is that of the first delivery on every later one."""
     copied = message(expiration="1500")
@@ -274,20 +228,24 @@ def test_expiry_does_not_move() -> None:
     assert read(copied, now=NOW + 999).expires_at == NOW + 1.5
 
 
-@pytest.mark.parametrize("expiration", ["0", "4294967295", "315360000000", "9" * 30])
-def test_copy_of_any_expiry_can_be_read(expiration: str) -> None:
-    """Whatever expiry was accepted, the copy's is accepted too."""
-    properties = message(expiration=expiration, timestamp=PUBLISHED)
-
-    assert read(replaced(properties)).expires_at == read(properties).expires_at
-
-
 # --- Age -----------------------------------------------------------------------------------------
 
 
-def test_age_counts_from_the_timestamp() -> None:
-    """A message's age counts from its timestamp."""
-    assert read(message(timestamp=PUBLISHED)).age_starts_at == PUBLISHED.timestamp()
+@pytest.mark.parametrize(
+    ("published", "age_starts_at"),
+    [
+        (PUBLISHED, PUBLISHED.timestamp()),
+        (datetime.fromtimestamp(NOW + 7200, UTC), NOW),
+        (None, NOW),
+    ],
+    ids=["timestamp", "of the future", "none"],
+)
+def test_age_counts_from_the_timestamp(published: datetime | None, age_starts_at: float) -> None:
+    """Without one of the past it counts from the first delivery, which copies remember."""
+    properties = message(timestamp=published)
+    copied = replaced(properties, envelope=read(properties, now=NOW))
+
+    assert read(copied, now=NOW + 500).age_starts_at == age_starts_at
 
 
 @pytest.mark.parametrize(
@@ -303,20 +261,6 @@ def test_a_timestamp_that_cannot_be_true(seconds_ahead: float, *, is_believed: b
     # Copies come later, and are judged as the first delivery was.
     copied = replaced(message(timestamp=claimed), envelope=envelope)
     assert read(copied, now=NOW + 10_000).dated_at == envelope.dated_at
-
-
-def test_a_timestamp_of_the_future_makes_nobody_younger() -> None:
-    """Its age counts from the first delivery at the latest."""
-    claimed = datetime.fromtimestamp(NOW + 7200, UTC)
-
-    assert read(message(timestamp=claimed), now=NOW).age_starts_at == NOW
-
-
-def test_age_without_a_timestamp() -> None:
-    """Without one it counts from the first delivery, which copies remember."""
-    copied = replaced(message(), envelope=read(message(), now=NOW))
-
-    assert read(copied, now=NOW + 500).age_starts_at == NOW
 
 
 # --- Other headers -------------------------------------------------------------------------------
@@ -360,12 +304,8 @@ def test_the_priority_of_earlier_releases() -> None:
 
 MISSPELT: dict[str, str] = {
     "sms-bridge-expire-at": EXPIRES_AT,
-    "sms-bridge-expires": EXPIRES_AT,
-    "sms_bridge_expires_at": EXPIRES_AT,
     "SMS-Bridge-Expires-At": EXPIRES_AT,
-    "sms-bridge-notbefore": NOT_BEFORE,
     "sms-bridge-on-uncertian": ON_UNCERTAIN,
-    "sms-bridge-order-key": ORDERING_KEY,
 }
 
 
@@ -497,18 +437,6 @@ OUR_HEADERS = st.sampled_from(
 ANY_HEADERS = st.dictionaries(OUR_HEADERS, HEADER_VALUES)
 
 
-@given(headers=ANY_HEADERS, expiration=st.none() | st.text(max_size=8))
-def test_any_headers(headers: dict[str, Any], expiration: str | None) -> None:
-    """Whatever the headers hold, reading them ends with an envelope or InvalidMessageError."""
-    properties = message(headers=headers, expiration=expiration)
-    try:
-        told = read(properties).key
-    except InvalidMessageError as error:
-        told = str(error)
-
-    assert told
-
-
 @given(headers=ANY_HEADERS)
 def test_any_headers_can_be_settled(headers: dict[str, Any]) -> None:
     """Whatever the headers hold, enough is known of the message to dead-letter it."""
@@ -529,13 +457,6 @@ def test_refusal_holds_no_value(name: str, value: str) -> None:
 
 
 # --- Trace ---------------------------------------------------------------------------------------
-
-
-def test_trace_is_passed_on() -> None:
-    """W3C trace headers of the message are those of the request."""
-    headers = {"traceparent": TRACEPARENT, "tracestate": "a=1,b=2"}
-
-    assert dict(read(message(headers=headers)).trace) == headers
 
 
 def test_trace_stays_on_copies() -> None:
@@ -566,39 +487,23 @@ KEPT: dict[str, object] = {
 
 
 @pytest.mark.parametrize("dead", [False, True], ids=["retry", "dead"])
-@pytest.mark.parametrize(("name", "value"), KEPT.items(), ids=KEPT)
-def test_property_is_kept(name: str, value: object, *, dead: bool) -> None:
-    """A copy has the properties of the original."""
-    assert getattr(replaced(message(**{name: value}), dead=dead), name) == value
-
-
-@pytest.mark.parametrize("dead", [False, True], ids=["retry", "dead"])
-def test_own_headers_are_kept(*, dead: bool) -> None:
-    """A copy has the publisher's own headers, of any type."""
+def test_copy_has_what_the_publisher_set(*, dead: bool) -> None:
+    """A copy has the properties of the original, and its headers of any type."""
     own = {"tenant": "t-1", "x-number": 5, "nested": {"a": [1, 2]}, "none": None}
-    headers = headers_of(replaced(message(headers=own), dead=dead))
+    copied = replaced(message(**KEPT, headers=own), dead=dead)
 
-    assert {name: headers[name] for name in own} == own
-
-
-def test_headers_too_large_for_a_frame_are_left_out() -> None:
-    """Of headers that do not fit a frame with ours the largest go, and the others stay."""
-    own = {"large": "x" * 60_000, "larger": ["é" * 10_000, b"\xff" * 60_000], "tenant": "t-1"}
-    headers = headers_of(replaced(message(headers=own)))
-
-    assert headers["tenant"] == "t-1"
-    assert headers["large"] == own["large"]
-    assert "larger" not in headers
+    assert {name: getattr(copied, name) for name in KEPT} == KEPT
+    assert {name: headers_of(copied)[name] for name in own} == own
 
 
 def test_headers_to_us_go_last() -> None:
     """Before a header that speaks to the bridge, every other one is left out."""
-    own = {"tenant": "t-1", ORDERING_KEY: "x" * 1000, ON_UNCERTAIN: "park"}
+    own = {"tenant": ["é" * 100, b"\xff"], ORDERING_KEY: "x" * 1000, ON_UNCERTAIN: "park"}
     copied = replaced(message(headers=own))
     fits = len(write_properties(copied))
     left = [
         {name for name in own if name in headers_of(replaced(message(headers=own), max_bytes=most))}
-        for most in (fits, fits - 1, fits - 50)
+        for most in (fits, fits - 1, fits - 300)
     ]
 
     assert left == [{*own}, {ORDERING_KEY, ON_UNCERTAIN}, {ON_UNCERTAIN}]
@@ -647,15 +552,15 @@ OF_THE_BROKER = (
 )
 
 
-@pytest.mark.parametrize("name", OF_THE_BROKER)
 @pytest.mark.parametrize("copied", [replaced, partial(replaced, dead=True), moved_properties])
-def test_header_that_the_broker_reads_is_dropped(
-    name: str, copied: Callable[[Properties], Properties]
+def test_headers_that_the_broker_reads_are_dropped(
+    copied: Callable[[Properties], Properties],
 ) -> None:
     """No copy has a header by which the broker would route it, or describes its history."""
-    headers = headers_of(copied(message(headers={name: ["other"], "x-own": 1, "cc": 1})))
+    theirs = dict.fromkeys(OF_THE_BROKER, "other")
+    headers = headers_of(copied(message(headers=theirs | {"x-own": 1, "cc": 1})))
 
-    assert {name, "x-own", "cc"} & set(headers) == {"x-own", "cc"}
+    assert {*OF_THE_BROKER, "x-own", "cc"} & set(headers) == {"x-own", "cc"}
 
 
 @pytest.mark.parametrize(
@@ -684,25 +589,6 @@ def test_original_is_not_changed() -> None:
     assert as_facts(properties) == before
 
 
-def test_headers_of_a_dead_letter() -> None:
-    """A dead letter says why, how often it was tried, the last status and when it died."""
-    envelope = Envelope(
-        key="k", message_id="k", published_at=None, first_delivered_at=NOW, attempts=6
-    )
-    headers = headers_of(
-        replaced(message(), envelope=envelope, reason="exhausted", status=503, dead=True)
-    )
-
-    assert {
-        name: headers[f"sms-bridge-{name}"] for name in ("reason", "detail", "attempts", "status")
-    } == {
-        "reason": "exhausted",
-        "detail": "the SMS API answered 500",
-        "attempts": 6,
-        "status": 503,
-    }
-
-
 def test_error_code_goes_with_its_status() -> None:
     """A copy has code and meaning of the last answer: none of an earlier one, and no second."""
     first = replaced(message(), status=429, code="20429", meaning="too many requests")
@@ -718,27 +604,17 @@ def test_error_code_goes_with_its_status() -> None:
     assert said == [full, full, ("21211", None), (None, None)]
 
 
+OF_THE_BRIDGE = ("status", "meaning", *OF_EVENTS)
+
+
 @pytest.mark.parametrize("dead", [False, True], ids=["retry", "dead"])
 @pytest.mark.parametrize("status", [None, 500])
-@pytest.mark.parametrize(
-    "name",
-    [
-        "status",
-        "code",
-        "meaning",
-        "event-id",
-        "body-sha256",
-        "delivery",
-        "provider-id",
-        "message-id",
-    ],
-)
-def test_no_publisher_speaks_for_the_service(name: str, status: int | None, *, dead: bool) -> None:
-    """What a publisher writes into a header of the bridge's own is on none of the copies."""
-    forged = message(headers={f"sms-bridge-{name}": "of a publisher", "x-own": 1})
-    headers = headers_of(replaced(forged, status=status, dead=dead))
+def test_no_publisher_speaks_for_the_service(status: int | None, *, dead: bool) -> None:
+    """A header of the bridge's own that a publisher wrote is on none of the copies."""
+    forged = {f"sms-bridge-{name}": "of a publisher" for name in OF_THE_BRIDGE}
+    headers = headers_of(replaced(message(headers=forged | {"x-own": 1}), status=status, dead=dead))
 
-    assert headers.get(f"sms-bridge-{name}") != "of a publisher"
+    assert "of a publisher" not in headers.values()
     assert headers["x-own"] == 1
 
 
@@ -752,14 +628,7 @@ def test_dead_letter_that_is_moved_back_forgets_its_last_answer() -> None:
 
 def test_copy_counts() -> None:
     """A copy remembers the attempts that its envelope counts."""
-    envelope = Envelope(
-        key="k",
-        message_id="k",
-        published_at=None,
-        first_delivered_at=NOW,
-        attempts=3,
-        uncertain_attempts=2,
-    )
+    envelope = read(message())._replace(attempts=3, uncertain_attempts=2)
     later = read(replaced(message(), envelope=envelope))
 
     assert (later.attempts, later.uncertain_attempts) == (3, 2)
@@ -797,26 +666,7 @@ def test_copies_are_told_apart() -> None:
     ]
 
 
-def test_copy_loses_no_header_without_need() -> None:
-    """As soon as the frame holds the copy, the other headers stay."""
-    without = replaced(message(message_id="m", headers={"small": "x"}))
-    copied = replaced(
-        message(message_id="m", headers={"small": "x", "large": "y" * 500}),
-        max_bytes=len(write_properties(without)),
-    )
-
-    assert headers_of(copied) == headers_of(without)
-
-
-@pytest.mark.parametrize("headers", [{}, {FIRST_DELIVERED_AT: NOW}, {"sms-bridge-copies": 0}])
-def test_what_is_not_counted_is_nothing(headers: dict[str, Any]) -> None:
-    """A message whose headers count no attempts was never tried."""
-    envelope = read(message(headers=headers))
-
-    assert (envelope.attempts, envelope.uncertain_attempts, envelope.copies) == (0, 0, 0)
-
-
-@pytest.mark.parametrize("length", [0, 499, 500, 501, 10_000])
+@pytest.mark.parametrize("length", [500, 501])
 def test_detail_is_cut(length: int) -> None:
     """A detail has at most 500 characters."""
     copied = replaced(message(), detail="é" * length)
@@ -837,19 +687,14 @@ def test_hundred_copies_do_not_grow() -> None:
     assert size <= len(json.dumps(first.headers)) + 10
 
 
-def test_reason_and_status_are_those_of_the_last_attempt() -> None:
-    """A later copy overwrites what an earlier one said."""
-    copied = replaced(replaced(message()), reason="uncertain", detail="new", status=502)
-    headers = headers_of(copied)
-
-    assert (headers["sms-bridge-reason"], headers["sms-bridge-detail"]) == ("uncertain", "new")
-
-
-@given(headers=ANY_HEADERS, expiration=st.none() | st.integers(0, 10**11).map(str))
+@given(
+    headers=ANY_HEADERS,
+    expiration=st.none() | st.integers(0, 10**11).map(str) | st.text(max_size=8),
+)
 def test_what_can_be_read_can_be_read_again(
     headers: dict[str, Any], expiration: str | None
 ) -> None:
-    """A message that was accepted once is not invalid as its own copy."""
+    """Any headers make an envelope or an invalid message; its copy is as valid as it is."""
     properties = message(headers=headers, expiration=expiration, message_id="m")
     try:
         envelope = read(properties)
@@ -911,8 +756,8 @@ def test_moved_message_keeps_the_earlier_expiry() -> None:
 
 @pytest.mark.parametrize(
     ("headers", "moment"),
-    [({"at": NOW}, NOW), ({"at": "soon"}, None), ({}, None), ({"other": NOW}, None)],
-    ids=["moment", "no moment", "missing", "another"],
+    [({"at": NOW}, NOW), ({"at": "soon"}, None), ({}, None)],
+    ids=["moment", "no moment", "missing"],
 )
 def test_moment_for_people(headers: dict[str, Any], moment: float | None) -> None:
     """Whoever looks at a dead letter gets its moments, or none where they cannot be read."""
@@ -933,20 +778,14 @@ def moved_back() -> Properties:
     return replaced(message(message_id="m"), envelope=envelope, reason="exhausted", dead=True)
 
 
-@pytest.mark.parametrize(
-    ("fact", "value"),
-    [
-        ("attempts", 0),
-        ("uncertain_attempts", 0),
-        # The deduplicator tells the copy from the letter by it.
-        ("copies", 6),
-        ("first_delivered_at", NOW + 500),
-        ("key", "m"),
-    ],
-)
-def test_dead_letter_that_is_moved_back_starts_anew(fact: str, value: object) -> None:
+def test_dead_letter_that_is_moved_back_starts_anew() -> None:
     """A dead letter that somebody moves back has all its attempts again, with the same key."""
-    assert getattr(read(moved_back(), now=NOW + 500), fact) == value
+    again = read(moved_back(), now=NOW + 500)
+
+    assert (again.key, again.attempts, again.uncertain_attempts) == ("m", 0, 0)
+    assert again.first_delivered_at == NOW + 500
+    # The deduplicator tells the copy from the letter by it.
+    assert again.copies == 6
 
 
 def test_retry_of_a_moved_letter_is_no_dead_letter() -> None:

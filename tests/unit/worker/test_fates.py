@@ -20,7 +20,6 @@ EVERY_STATUS = [*range(100, 600), 600, 999]
 
 
 def expected_fate(status: int, *, retry_after: bool = False) -> Fate:
-    """Say what the documents say of a status."""
     if status in ACCEPTED:
         return Fate.SENT
     if status == 429:
@@ -35,7 +34,6 @@ def expected_fate(status: int, *, retry_after: bool = False) -> Fate:
 
 
 def judged(status: int, *, retry_after: float | None = None) -> Answer:
-    """Judge a status."""
     return judge_status(status, retry_after_seconds=retry_after)
 
 
@@ -85,7 +83,6 @@ def test_status_is_kept() -> None:
 
 
 def expected_results(status: int) -> set[str]:
-    """Say under which results a status may be counted."""
     if status in ACCEPTED:
         return {"success"}
     if status in {401, 403, 407, 511}:

@@ -30,11 +30,9 @@ class Pauses:
     by_operator = False
 
     def operator_paused(self) -> None:
-        """Begin a pause."""
         self.by_operator = True
 
     def operator_resumed(self) -> None:
-        """End it."""
         self.by_operator = False
 
 
@@ -56,8 +54,6 @@ class World:
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    """Give a worker that is stopped."""
-
     async def knows(connection: Connection, _queue: str) -> bool:
         return cast("Node", connection).knows
 

@@ -41,13 +41,11 @@ class World(LeapingWorld):
 
     @property
     def reason(self) -> str | None:
-        """Return why the worker is paused."""
         return self.pauses.reason
 
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    """Give a worker without pauses."""
     made = World()
     yield made
     made.close()

@@ -22,7 +22,6 @@ each_mode = pytest.mark.parametrize("mode", [DEFAULTS, FORWARD], ids=["refuse", 
 
 
 def parse(body: object, mode: WorkerSettings = DEFAULTS) -> SendRequest:
-    """Parse a body: bytes as they are, all else as JSON."""
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     return parse_request(raw, mode)
 
@@ -35,7 +34,6 @@ def refusal(body: object, mode: WorkerSettings = DEFAULTS) -> str:
 
 
 def without(name: str) -> dict[str, Any]:
-    """Make a good body without one member."""
     return {key: value for key, value in GOOD.items() if key != name}
 
 
@@ -46,21 +44,6 @@ def sent(body: object, mode: WorkerSettings = DEFAULTS) -> dict[str, Any]:
 
 
 # --- Good requests -------------------------------------------------------------------------------
-
-
-def test_good_request_goes_on_as_it_is() -> None:
-    """What is posted is what was published."""
-    assert sent(GOOD) == GOOD
-
-
-@pytest.mark.parametrize(
-    "number",
-    ["+1234", "+999456789012345", "+9999"],
-    ids=["four digits", "fifteen digits", "all nines"],
-)
-def test_number(number: str) -> None:
-    """A number is a plus sign and 4 to 15 digits."""
-    assert parse({**GOOD, "to": number}).to == number
 
 
 @each_mode
@@ -85,17 +68,14 @@ def test_no_short_code(to: str) -> None:
     assert parse_request(good, DEFAULTS, short_codes=True).to == NUMBER
 
 
-@pytest.mark.parametrize("sender", ["A", "x" * 32, "Grüße", "+49170", "a b", "😀"])
+@pytest.mark.parametrize("sender", ["A", "x" * 32, "Grüße 😀"])
 def test_sender(sender: str) -> None:
     """A sender is 1 to 32 characters."""
     assert parse({**GOOD, "from": sender}).sender == sender
 
 
 TEXTS = {
-    "one character": "a",
-    "longest": "x" * 1600,
     "longest of emoji": "😀" * 1600,
-    "emoji": "👩\u200d👩\u200d👧",
     "lines": "a\r\nb\tc",
     "blank": " ",
     "byte-order mark inside": "a\ufeffb",
@@ -109,15 +89,7 @@ def test_text(text: str) -> None:
     assert sent({**GOOD, "text": text})["text"] == text
 
 
-def test_text_that_is_escaped_throughout() -> None:
-    """Characters count, not the bytes with which JSON writes them."""
-    escaped = "\\ud83d\\ude00" * 1600
-    body = f'{{"to":"{NUMBER}","from":"A","text":"{escaped}"}}'.encode()
-
-    assert parse(body).text == "😀" * 1600
-
-
-@pytest.mark.parametrize("limit", [1, 1600, 20_000, 65_536])
+@pytest.mark.parametrize("limit", [1, 65_536])
 def test_text_of_the_length_that_is_set(limit: int) -> None:
     """A text as long as worker.max_text_length allows is accepted, whatever that is."""
     mode = WorkerSettings(max_text_length=limit)
@@ -147,11 +119,6 @@ def test_default_sender() -> None:
     assert sent(without("from"), WITH_DEFAULT)["from"] == "Default"
 
 
-def test_own_sender_goes_first() -> None:
-    """A sender of the request's own is not replaced."""
-    assert sent(GOOD, WITH_DEFAULT)["from"] == SENDER
-
-
 def test_no_sender_at_all() -> None:
     """Without `from` and a default the request is invalid."""
     assert refusal(without("from")).startswith("from: is missing")
@@ -171,29 +138,7 @@ def test_unknown_member_is_refused() -> None:
     assert refusal({**GOOD, "txt": "a"}).startswith("txt: unknown member")
 
 
-def test_python_name_of_from_is_unknown() -> None:
-    """The member is called `from`; the name inside the program is no other way to say it."""
-    assert refusal({**without("from"), "sender": SENDER}).startswith("sender: unknown member")
-
-
-FORWARDED = {
-    "text": "x",
-    "null": None,
-    "truth": True,
-    "whole number": 12345678901234567890,
-    "fraction": 0.1,
-    "list": [1, [2], {"a": []}],
-    "object": {"a": {"b": None}},
-}
-
-
-@pytest.mark.parametrize("value", FORWARDED.values(), ids=FORWARDED)
-def test_unknown_member_is_forwarded(value: object) -> None:
-    """With `forward` the service gets members of its own as they were published."""
-    assert sent({**GOOD, "extra": value}, FORWARD) == {**GOOD, "extra": value}
-
-
-@pytest.mark.parametrize("name", ["sender", "model_config", "copy", "__class__", "", "é"])
+@pytest.mark.parametrize("name", ["sender", "model_config", "", "é"])
 def test_any_name_is_forwarded(name: str) -> None:
     """With `forward` no name of a member means anything to the bridge itself."""
     assert sent({**GOOD, name: "x"}, FORWARD) == {**GOOD, name: "x"}
@@ -217,7 +162,6 @@ def test_number_too_large_is_not_changed_in_silence() -> None:
 
 
 def deep(depth: int) -> bytes:
-    """Make a body with lists in lists."""
     return json.dumps(GOOD)[:-1].encode() + b', "a": ' + b"[" * depth + b"]" * depth + b"}"
 
 
@@ -227,37 +171,24 @@ WIDE = {ord("0") + n: 0xFF10 + n for n in range(10)}
 NO_JSON: dict[str, bytes] = {
     "empty": b"",
     "white space": b" \n",
-    "words": b"Canary words",
     "cut": TEXT[:-1].encode(),
     "two objects": (TEXT * 2).encode(),
     "something after": (TEXT + "x").encode(),
-    "single quotes": TEXT.replace('"', "'").encode(),
-    "comma at the end": (TEXT[:-1] + ",}").encode(),
-    "comment": (TEXT[:-1] + "/**/}").encode(),
     "newline in a text": TEXT.replace("Canary words", "Canary\nwords").encode(),
     "byte-order mark": b"\xef\xbb\xbf" + TEXT.encode(),
     "UTF-16": TEXT.encode("utf-16"),
     "UTF-16 without a mark": TEXT.encode("utf-16-le"),
-    "UTF-32": TEXT.encode("utf-32"),
     "Latin-1": json.dumps({**GOOD, "text": "Größe"}, ensure_ascii=False).encode("latin-1"),
     "cut UTF-8": TEXT.encode()[:-3] + b'\xc3"}',
-    "UTF-8 that is too long": TEXT.encode()[:-2] + b'\xc0\xaf"}',
     "surrogate as bytes": TEXT.encode()[:-2] + b'\xed\xa0\x80"}',
     "lone surrogate": TEXT.replace(WORDS, "\\ud800").encode(),
-    "surrogates in the wrong order": TEXT.replace(WORDS, "\\ude00\\ud83d").encode(),
     "lone surrogate as a name": (TEXT[:-1] + ', "\\ud800": 1}').encode(),
     "nested a thousand deep": deep(1000),
     "200,000 brackets": b"[" * 200_000,
-    "nested objects": b'{"a":' * 5000,
     "a number of 5,000 digits": TEXT[:-1].encode() + b', "a": ' + b"9" * 5000 + b"}",
-    "binary": bytes(range(256)),
-    "compressed": b"\x1f\x8b\x08\x00Canary",
-    "XML": b"<to>+491713920001</to>",
 }
 NO_OBJECT: dict[str, bytes] = {
     "null": b"null",
-    "text": b'"Canary"',
-    "number": b"491713920001",
     "list": f"[{TEXT}]".encode(),
     "truth": b"true",
 }
@@ -277,38 +208,27 @@ TWICE: dict[str, bytes] = {
 MISSHAPEN: dict[str, object] = {
     "no number": without("to"),
     "no text": without("text"),
-    "nothing": {},
     "number as a number": {**GOOD, "to": 491713920001},
-    "number as a list": {**GOOD, "to": [NUMBER]},
-    "number as null": {**GOOD, "to": None},
     "number without plus": {**GOOD, "to": "491713920001"},
-    "number with zeros": {**GOOD, "to": "00491713920001"},
     "number that begins with 0": {**GOOD, "to": "+0491713920001"},
     "number too short": {**GOOD, "to": "+123"},
     "number too long": {**GOOD, "to": "+9994567890123456"},
-    "number with blanks": {**GOOD, "to": "+49 171 3920001"},
     "number with a newline": {**GOOD, "to": NUMBER + "\n"},
-    "number in two lines": {**GOOD, "to": f"x\n{NUMBER}"},
     "number with a NUL": {**GOOD, "to": NUMBER + "\0"},
     "number in Arabic digits": {**GOOD, "to": "+٤٩١٧٠١٢٣٤٥"},
     "number in wide digits": {**GOOD, "to": NUMBER.translate(WIDE)},
     "no sender": without("from"),
     "sender as a number": {**GOOD, "from": 12345},
-    "sender as truth": {**GOOD, "from": True},
     "empty sender": {**GOOD, "from": ""},
     "sender too long": {**GOOD, "from": "x" * 33},
     "sender with a newline": {**GOOD, "from": "Canary\n"},
-    "sender with a NUL": {**GOOD, "from": "Canary\0"},
     "sender with DEL": {**GOOD, "from": "Canary\x7f"},
     "sender with a C1 control": {**GOOD, "from": "Canary\x85"},
     **{
         f"text with {ord(control):#04x}": {**GOOD, "text": f"Canary{control}words"}
-        for control in "\0\x01\x08\x0b\x0c\x0e\x1b\x1f\x7f\x80\x85\x9f"
+        for control in "\0\x08\x0b\x0c\x0e\x1f\x7f\x9f"
     },
-    "text that is a control": {**GOOD, "text": "\0"},
     "text as a number": {**GOOD, "text": 123456789},
-    "text as a list": {**GOOD, "text": [WORDS]},
-    "text as null": {**GOOD, "text": None},
     "empty text": {**GOOD, "text": ""},
     "text too long": {**GOOD, "text": WORDS * 1600},
     "other case": {"To": NUMBER, "From": SENDER, "Text": WORDS},
@@ -398,13 +318,6 @@ def survives(body: bytes, mode: WorkerSettings) -> bool:
 
 
 @each_mode
-@given(body=st.binary(max_size=200))
-def test_any_bytes(mode: WorkerSettings, body: bytes) -> None:
-    """Whatever bytes come, only InvalidMessageError is raised."""
-    assert survives(body, mode)
-
-
-@each_mode
 @given(body=JSON_VALUES | NEARLY_GOOD)
 def test_any_json(mode: WorkerSettings, body: object) -> None:
     """Whatever JSON comes, only InvalidMessageError is raised."""
@@ -412,11 +325,11 @@ def test_any_json(mode: WorkerSettings, body: object) -> None:
 
 
 @each_mode
-@given(position=st.integers(0, len(TEXT) - 1), byte=st.integers(0, 255))
-def test_any_flipped_byte(mode: WorkerSettings, position: int, byte: int) -> None:
-    """Whatever one byte is changed to, only InvalidMessageError is raised."""
+@given(position=st.integers(0, len(TEXT) - 1), odd=st.binary(min_size=1, max_size=4))
+def test_any_odd_bytes(mode: WorkerSettings, position: int, odd: bytes) -> None:
+    """Whatever a few bytes are changed to, only InvalidMessageError is raised."""
     body = bytearray(TEXT.encode())
-    body[position] = byte
+    body[position : position + len(odd)] = odd
 
     assert survives(bytes(body), mode)
 
@@ -436,19 +349,13 @@ def test_what_is_forwarded_is_not_changed(extra: object) -> None:
 # --- Segments ------------------------------------------------------------------------------------
 
 SEGMENTS: dict[str, tuple[str, Literal["gsm7", "ucs2"], int]] = {
-    "one character": ("a", "gsm7", 1),
     "full": ("a" * 160, "gsm7", 1),
     "one more": ("a" * 161, "gsm7", 2),
-    "two full": ("a" * 306, "gsm7", 2),
-    "three": ("a" * 307, "gsm7", 3),
-    "longest": ("a" * 1600, "gsm7", 11),
-    "national letters": ("äöüßÄÖÜñÑåÅæÆøØàèéìòùÇ£¥§¿¡", "gsm7", 1),
-    "Greek capitals": ("ΔΦΓΛΩΠΨΣΘΞ", "gsm7", 1),
-    "lines": ("a\r\nb", "gsm7", 1),
+    "all full": ("a" * 307, "gsm7", 3),
+    "national letters": ("äöüßÄÖÜñÑåÅæÆøØàèéìòùÇ£¥§¿¡ΔΦΓΛΩΠΨΣΘΞ\r\n", "gsm7", 1),
     "braces take two": ("{" * 80, "gsm7", 1),
     "braces over one": ("{" * 81, "gsm7", 2),
     "euro takes two": ("a" * 159 + "€", "gsm7", 2),
-    "euro fits": ("a" * 158 + "€", "gsm7", 1),
     "pair is not split": ("a" * 152 + "€" + "a" * 152, "gsm7", 3),
     "all of the extension": ("\f^{}\\[~]|€", "gsm7", 1),
     "Cyrillic": ("я" * 70, "ucs2", 1),
@@ -456,7 +363,6 @@ SEGMENTS: dict[str, tuple[str, Literal["gsm7", "ucs2"], int]] = {
     "Cyrillic, two full": ("я" * 134, "ucs2", 2),
     "Cyrillic, three": ("я" * 135, "ucs2", 3),
     "one odd letter changes all": ("a" * 70 + "ç", "ucs2", 2),
-    "backtick": ("`", "ucs2", 1),
     "tab": ("\t", "ucs2", 1),
     "emoji takes two": ("😀" * 35, "ucs2", 1),
     "emoji over one": ("😀" * 36, "ucs2", 2),

@@ -27,7 +27,6 @@ ACCEPTED = Answer(Fate.SENT, "success", "accepted", 202)
 
 
 def spans(tracer: KeepingTracer, **api: Any) -> WorkerSpans:
-    """Make the spans of a worker."""
     settings = {"base_url": "https://api.example.com:8443/v2", "key": "k"} | api
     return WorkerSpans(tracer, queue="q", api=SmsApiSettings.model_validate(settings))
 

@@ -31,7 +31,6 @@ SENT = Answer(fate=Fate.SENT, result="success", status=202, detail="accepted")
 
 
 def status(code: int) -> Answer:
-    """Make the answer of a status."""
     return judge_status(code, retry_after_seconds=None)
 
 
@@ -51,7 +50,6 @@ class World:
     latency: Callable[[], float] = lambda: LATENCY_SECONDS
 
     def __post_init__(self) -> None:
-        """Start with nothing in flight."""
         self._clock = Clock(0.0)
         self.limit = AdaptiveLimit(MAXIMUM, clock=self._clock)
         self.sent = self.refused = 0
@@ -109,7 +107,7 @@ class World:
         heapq.heappush(self._events, event)
 
 
-@pytest.mark.parametrize("slots", [1, 2, 3, 5, 10, 20, 40, 100, 150])
+@pytest.mark.parametrize("slots", [1, 3, 20, 150])
 def test_limit_keeps_the_api_busy(slots: int) -> None:
     """It finds the level at which the latency starts to climb, and a short queue stays there."""
     world = World(slots)
@@ -196,11 +194,10 @@ def test_an_api_that_becomes_faster_is_not_flooded() -> None:
     assert world.limit.limit == pytest.approx(before, abs=5)
 
 
-@pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("slots", [10, 40, 100])
-def test_latency_that_varies(slots: int, seed: int) -> None:
+def test_latency_that_varies(slots: int) -> None:
     """Latency that varies of itself, as widely as a queue's, is not taken for one."""
-    chance = random.Random(seed)
+    chance = random.Random(slots)
     world = World(slots, latency=lambda: chance.expovariate(1 / LATENCY_SECONDS))
     world.pass_seconds(20)
 
@@ -223,7 +220,6 @@ def test_unused_limit_does_not_grow() -> None:
 
 
 def grown(clock: Clock) -> AdaptiveLimit:
-    """Make a limit that has grown to its maximum."""
     limit = AdaptiveLimit(64, clock=clock)
     while limit.limit < 64:
         answer_all(limit, clock, SENT)

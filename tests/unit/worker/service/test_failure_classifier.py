@@ -12,7 +12,6 @@ LIMITED = judge_status(429, retry_after_seconds=None)
 
 @pytest.fixture
 def classifier() -> FailureClassifier:
-    """Give a memory that knows nothing."""
     return FailureClassifier()
 
 
@@ -57,23 +56,7 @@ def suspected(
 
 
 def known(classifier: FailureClassifier, key: str = "bad", to: str = "") -> bool:
-    """Say whether a message is a suspect."""
     return classifier.is_suspect(key, to or key)
-
-
-def test_first_time_proves_nothing(classifier: FailureClassifier) -> None:
-    """However much was accepted before, the first ambiguous status proves nothing."""
-    accepted(classifier)
-
-    assert not suspected(classifier)
-
-
-def test_second_time_with_an_acceptance_between(classifier: FailureClassifier) -> None:
-    """When another message was accepted between the two tries, the fault is the message's."""
-    suspected(classifier)
-    accepted(classifier)
-
-    assert suspected(classifier)
 
 
 def test_second_time_without_an_acceptance_between(classifier: FailureClassifier) -> None:
@@ -81,15 +64,6 @@ def test_second_time_without_an_acceptance_between(classifier: FailureClassifier
     accepted(classifier)
 
     assert not any(suspected(classifier) for _ in range(10))
-
-
-def test_acceptance_of_what_left_before_the_first_answer(classifier: FailureClassifier) -> None:
-    """What was in flight at the first answer may have been taken before the key was revoked."""
-    in_flight = classifier.begin("good")
-    suspected(classifier)
-    accepted(classifier, "good", number=in_flight)
-
-    assert not suspected(classifier)
 
 
 def test_acceptance_after_the_second_try_has_left(classifier: FailureClassifier) -> None:
@@ -118,18 +92,6 @@ def test_own_acceptance_clears(classifier: FailureClassifier) -> None:
 
     assert (known(classifier), classifier.ambiguous_answers("bad")) == (False, 0)
     assert not suspected(classifier)
-
-
-def test_times_are_counted(classifier: FailureClassifier) -> None:
-    """How often a message got such a status is known."""
-    for _ in range(3):
-        suspected(classifier)
-
-    assert (
-        known(classifier),
-        classifier.ambiguous_answers("bad"),
-        classifier.ambiguous_answers("good"),
-    ) == (True, 3, 0)
 
 
 def test_new_key_starts_anew(classifier: FailureClassifier) -> None:

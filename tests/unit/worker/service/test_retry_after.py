@@ -18,7 +18,7 @@ FORMS = {
 }
 
 
-@pytest.fixture(params=["UTC0", "JST-9", "EST5"])
+@pytest.fixture(params=["UTC0", "EST5"])
 def zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Run where the clock on the wall shows the time of some zone."""
     monkeypatch.setenv("TZ", request.param)
@@ -29,24 +29,15 @@ def zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 def wait_of(*values: str, now: float = THEN, date: str | None = None) -> float | None:
-    """Read the wait that headers ask for."""
     return read_retry_after(list(values), now=now, server_date=date)
 
 
 @pytest.mark.usefixtures("zone")
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_date(form: str) -> None:
-    """A date is read in each of HTTP's three forms, which are GMT wherever we run."""
+    """A date has each of HTTP's three forms, all in GMT, and counts from the server's `Date`."""
     assert wait_of(form, now=THEN - 100) == 100
-
-
-@pytest.mark.usefixtures("zone")
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_date_counts_from_the_servers_clock(form: str) -> None:
-    """A date counts from the server's own `Date`, so that our clock does not matter."""
-    server = "Sun, 06 Nov 1994 08:48:37 GMT"
-
-    assert wait_of(form, now=THEN + 3600, date=server) == 60
+    assert wait_of(form, now=THEN + 3600, date="Sun, 06 Nov 1994 08:48:37 GMT") == 60
 
 
 @pytest.mark.parametrize("date", ["", "junk", "Sun, 99 Nov 1994 08:49:37 GMT"])
@@ -59,14 +50,10 @@ SECONDS: dict[str, tuple[str, float]] = {
     "whole": ("120", 120),
     "zero": ("0", 0),
     "fraction": ("1.5", 1.5),
-    "white space": (" 120\t", 120),
-    "zeros in front": ("007", 7),
     "longest": ("900", 900),
     "too long": ("901", 900),
-    "a day": ("86400", 900),
     "the longest that is no date": ("999999999", 900),
     "milliseconds since 1970": ("1767225600000", 900),
-    "beyond any number": ("9" * 400, 900),
     "beyond any digits": ("9" * 5000, 900),
 }
 
@@ -93,34 +80,22 @@ def test_seconds_since_1970_are_a_date(form: str) -> None:
     assert wait_of(form % (now - 60), now=now) == 0
 
 
-@pytest.mark.parametrize("hours", [1, 24 * 365], ids=["an hour", "a year"])
-def test_date_that_is_past(hours: int) -> None:
-    """A date that is past means now."""
-    assert wait_of(FORMS["IMF-fixdate"], now=THEN + hours * 3600) == 0
-
-
-@pytest.mark.parametrize("hours", [1, 24 * 365 * 100], ids=["an hour", "a century"])
-def test_date_that_is_far(hours: int) -> None:
-    """A date that is far away is fifteen minutes from now at most."""
-    assert wait_of(FORMS["IMF-fixdate"], now=THEN - hours * 3600) == 900
+@pytest.mark.parametrize(("hours", "seconds"), [(24 * 365, 0), (-1, 900), (-24 * 36500, 900)])
+def test_date_that_is_past_or_far(hours: int, seconds: float) -> None:
+    """A date that is past means now, and one that is far away fifteen minutes from now."""
+    assert wait_of(FORMS["IMF-fixdate"], now=THEN + hours * 3600) == seconds
 
 
 GARBAGE = {
-    "empty": "",
     "blank": " ",
     "word": "soon",
-    "hexadecimal": "0x10",
     "exponent": "1e3",
     "infinite": "inf",
     "not a number": "nan",
     "Arabic digits": "\u0663",
-    "unit": "5s",
     "two points": "1.2.3",
     "no such day": "Sun, 99 Nov 1994 08:49:37 GMT",
-    "no such month": "Sun, 06 Foo 1994 08:49:37 GMT",
-    "half a date": "Sun, 06 Nov",
     "year beyond all": "Sun, 06 Nov 99999999 08:49:37 GMT",
-    "binary": "\xff\x00",
     "very long": "x" * 10_000,
 }
 
@@ -134,11 +109,6 @@ def test_garbage(value: str) -> None:
 def test_no_header() -> None:
     """Without the header nothing was asked for."""
     assert wait_of() is None
-
-
-def test_negative_seconds() -> None:
-    """A negative number never becomes a negative wait."""
-    assert wait_of("-5") in {None, 0}
 
 
 @pytest.mark.parametrize(

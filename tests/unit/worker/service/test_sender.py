@@ -35,7 +35,6 @@ Step = Reply | Exception | Callable[[], Any]
 
 
 def answer(status: int, body: bytes = b"", *headers: Header) -> Reply:
-    """Make an answer as the transport hands it over."""
     return Reply(status, headers, body)
 
 
@@ -63,7 +62,6 @@ class Script:
         return done
 
     async def aclose(self) -> None:
-        """Remember it."""
         self.is_closed = True
 
 
@@ -77,11 +75,9 @@ class Rig:
     credential: Credential
 
     async def send(self, key: str = "m1", **envelope: Any) -> Answer:
-        """Send the request."""
         return await self.send_body(REQUEST, key, **envelope)
 
     async def send_body(self, body: dict[str, Any], key: str = "m1", **envelope: Any) -> Answer:
-        """Send a request with this body."""
         settings = WorkerSettings(extra_fields="forward", default_from="DEFAULT")
         request = parse_request(json.dumps(body).encode(), settings)
         async with asyncio.timeout(GUARD_SECONDS):
@@ -100,7 +96,6 @@ def rig(
     quick_seconds: float = QUICK_SECONDS,
     **api: Any,
 ) -> Rig:
-    """Make a sender over a script."""
     script, registry = script or Script(*steps), CollectorRegistry()
     api = {"key": KEY} | api
     shape = shape_from(SmsApiSettings.model_validate({"base_url": base, **api}))
@@ -115,7 +110,6 @@ def rig(
 
 
 async def turns(count: int = 20) -> None:
-    """Let the loop turn."""
     for _ in range(count):
         await asyncio.sleep(0)
 
@@ -130,20 +124,10 @@ MAY_HAVE_ARRIVED: tuple[PostFault, ...] = ("answer_timeout", "connection_lost", 
 
 
 def failed(fault: PostFault = "connect_failed") -> PostError:
-    """Make the end of an attempt without an answer."""
     return PostError(fault)
 
 
 # --- The form of a request ------------------------------------------------------------------------
-
-
-async def test_trace_goes_along() -> None:
-    """The publisher's trace headers are passed on."""
-    bridge = rig(answer(202))
-    await bridge.send(trace=TRACE)
-    headers = bridge.script.requests[0].headers
-
-    assert tuple((name, headers.get(name)) for name, _ in TRACE) == TRACE
 
 
 # --- The service's code ---------------------------------------------------------------------------
@@ -152,13 +136,9 @@ async def test_trace_goes_along() -> None:
 @pytest.mark.parametrize(
     ("code", "taken"),
     [
-        ("21610", "21610"),
         ("E-17", "E-17"),
-        ("Answer", None),
         ("ACME", None),
-        ("550123", None),
         (5550123, None),
-        ("255501", None),
     ],
 )
 async def test_code_that_repeats_the_message_is_none(code: object, taken: str | None) -> None:
@@ -235,28 +215,26 @@ async def test_request_that_never_left_is_not_tried_again_in_an_operators_pause(
     assert (result.fate, len(bridge.script.requests)) == (Fate.NOT_SENT, 1)
 
 
-@pytest.mark.parametrize("failures", [1, 2])
-async def test_request_that_never_left_can_still_be_sent(failures: int) -> None:
-    """The first acceptance ends the quick repeats, and is the outcome."""
-    bridge = rig(*[failed()] * failures, answer(202, b'{"id":"a"}'))
+async def test_request_that_never_left_can_still_be_sent() -> None:
+    """The first acceptance ends the quick repeats, and is the outcome; each try is counted."""
+    bridge = rig(*[failed()] * 2, answer(202, b'{"id":"a"}'))
     result = await bridge.send()
+    counted = [
+        bridge.metric("requests_total", result=name) for name in ("connection_error", "success")
+    ]
 
-    assert (result.fate, result.provider_id, len(bridge.script.requests)) == (
-        Fate.SENT,
-        "a",
-        failures + 1,
-    )
+    assert (result.fate, result.provider_id) == (Fate.SENT, "a")
+    assert (len(bridge.script.requests), counted) == (3, [2, 1])
 
 
 @pytest.mark.parametrize(
     ("step", "fate"),
     [
         (answer(500), Fate.UNCERTAIN),
-        (answer(429), Fate.SLOW_DOWN),
         (failed("answer_timeout"), Fate.UNCERTAIN),
         (failed("tls_failed"), Fate.SETUP),
     ],
-    ids=["500", "429", "time-out", "TLS"],
+    ids=["500", "time-out", "TLS"],
 )
 async def test_quick_repeats_end_with_another_outcome(step: Step, fate: Fate) -> None:
     """A repeat that is anything but `never left` is the last one, and is the outcome."""
@@ -313,20 +291,13 @@ async def test_request_that_may_have_arrived_is_not_repeated(fault: PostFault) -
     assert (result.fate, len(bridge.script.requests)) == (Fate.UNCERTAIN, 1)
 
 
-@pytest.mark.parametrize("status", [200, 302, 400, 401, 402, 408, 409, 425, 429, 500, 502, 503])
+@pytest.mark.parametrize("status", [200, 302, 408, 409, 429, 503])
 async def test_answer_is_not_repeated(status: int) -> None:
     """Whatever status comes, the request is posted once."""
     bridge = rig(answer(status), answer(202))
     await bridge.send()
 
     assert len(bridge.script.requests) == 1
-
-
-async def test_wait_is_carried_from_the_answer() -> None:
-    """`Retry-After` is in the answer in seconds."""
-    bridge = rig(answer(429, b"", (b"Retry-After", b"7")))
-
-    assert (await bridge.send()).retry_after_seconds == 7
 
 
 async def test_wait_until_a_date_counts_from_the_servers_clock() -> None:
@@ -357,7 +328,7 @@ def stuck() -> tuple[Callable[[], Any], asyncio.Event]:
     return step, begun
 
 
-@pytest.mark.parametrize("failures", [0, 1, 2])
+@pytest.mark.parametrize("failures", [0, 2])
 async def test_cancellation_in_a_post_is_not_swallowed(failures: int) -> None:
     """A cancelled send ends as cancelled at any try, and posts nothing more."""
     step, begun = stuck()
@@ -395,62 +366,20 @@ async def test_cancelled_post_is_not_in_flight() -> None:
     assert (during, bridge.metric("requests_in_flight")) == (1, 0)
 
 
-class ByKey(Script):
-    """Answers each request by its idempotency key: so many failures, then a status."""
-
-    async def post(
-        self, url: str, headers: Sequence[Header], body: bytes, common: Sequence[Header] = ()
-    ) -> Reply:
-        """Fail or answer after a few turns, so that many requests are between two tries."""
-        request = httpx.Request("POST", url, headers=[*common, *headers], content=body)
-        self.requests.append(request)
-        key = request.headers["idempotency-key"]
-        number, failures, status = map(int, key.split("-"))
-        await turns(number % 7)
-        tries = sum(r.headers["idempotency-key"] == key for r in self.requests)
-        if tries <= failures:
-            raise failed()
-        return answer(status, json.dumps({"id": key}).encode())
-
-
-async def test_sends_at_the_same_time_have_their_own_outcomes() -> None:
-    """Of many sends at the same time each gets what its own request came to."""
-    bridge = rig(script=ByKey())
-    keys = [f"{n}-{n % 4}-{(202, 400, 500)[n % 3]}" for n in range(60)]
-    results = await asyncio.gather(*(bridge.send(key) for key in keys))
-    expected = [
-        (None, None) if n % 4 == 3 else ((202, 400, 500)[n % 3], None if n % 3 else keys[n])
-        for n in range(60)
-    ]
-
-    assert [(result.status, result.provider_id) for result in results] == expected
-
-
 # --- What an acceptance says ----------------------------------------------------------------------
 
 
 NO_ID: dict[str, bytes] = {
-    "empty": b"",
     "not JSON": b"<html>",
     "cut": b'{"id":"a',
-    "null": b"null",
-    "number": b"1",
-    "text": b'"id"',
     "list": b'[{"id":"a"}]',
-    "id is null": b'{"id":null}',
     "id is true": b'{"id":true}',
     "id is an object": b'{"id":{"id":"a"}}',
-    "id is empty": b'{"id":""}',
     "id with a line break": b'{"id":"a\\nb"}',
     "id not ASCII": '{"id":"ä"}'.encode(),
     "id too long": b'{"id":"%s"}' % (b"a" * 256),
-    "id of too many digits": b'{"id":%s}' % (b"1" * 5000),
-    "empty list": b'{"messages":[]}',
     "not UTF-8": b'{"id":"\xff"}',
     "nested too deep": b"[" * 60000,
-    "objects nested too deep": b'{"id":' * 10000,
-    "binary": bytes(range(256)),
-    "error": b'{"error":"no","code":17}',
 }
 
 
@@ -467,12 +396,11 @@ async def test_body_without_a_usable_id_is_accepted_all_the_same(body: bytes) ->
     [
         (b'{"id":"a"}', "a"),
         (b'{"id":17}', "17"),
-        (b'{"message_id":"b"}', "b"),
         (b'{"messages":[{"id":"c"},{"id":"d"}]}', "c"),
         (b'{"messages":[{"id":"c"}],"id":"a"}', "a"),
         (b'{"id":null,"message_id":"b"}', "b"),
     ],
-    ids=["id", "number", "message_id", "first of a list", "order", "first usable one"],
+    ids=["id", "number", "first of a list", "order", "first usable one"],
 )
 async def test_id_is_taken_from_the_usual_places(body: bytes, expected: str) -> None:
     """The service's id is found under the default pointers, in their order."""
@@ -526,17 +454,6 @@ async def test_post_is_counted_once_by_its_result(result: str, step: Step) -> No
         bridge.metric("requests_total", result=result),
         bridge.metric("request_duration_seconds_count", result=result),
     ) == (1, 1)
-
-
-async def test_every_try_is_counted() -> None:
-    """Each quick repeat is a POST of its own."""
-    bridge = rig(*[failed()] * 2, answer(202))
-    await bridge.send()
-
-    assert (
-        bridge.metric("requests_total", result="connection_error"),
-        bridge.metric("requests_total", result="success"),
-    ) == (2, 1)
 
 
 @pytest.mark.parametrize(("status", "code"), [(202, "202"), (418, "other"), (299, "other")])

@@ -31,7 +31,6 @@ TRACE = (("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-0
 
 
 def envelope(key: str = "m-1", trace: tuple[tuple[str, str], ...] = ()) -> Envelope:
-    """Make an envelope with a key."""
     return Envelope(key=key, message_id=key, published_at=None, first_delivered_at=0.0, trace=trace)
 
 
@@ -42,7 +41,6 @@ def request(**members: Any) -> SendRequest:
 
 
 def settings(preset: str = "generic", **api: Any) -> SmsApiSettings:
-    """Make settings with which a preset starts."""
     needed: dict[str, Any] = {"preset": preset, "account": "AC1", "key": KEY}
     if preset in {"generic", "infobip"}:
         needed["base_url"] = "https://api.example.com"
@@ -50,7 +48,6 @@ def settings(preset: str = "generic", **api: Any) -> SmsApiSettings:
 
 
 def shape(preset: str = "generic", **api: Any) -> Shape:
-    """Make a shape."""
     return shape_from(settings(preset, **api))
 
 
@@ -68,7 +65,6 @@ def fields(body: str = "json", **places: Any) -> dict[str, Any]:
 
 
 def answered(status: int, body: object = None, **headers: str) -> Reply:
-    """Make an answer."""
     content = b"" if body is None else json.dumps(body).encode()
     return Reply(status, [(k.encode(), v.encode()) for k, v in headers.items()], content)
 
@@ -118,11 +114,10 @@ def test_generic_request() -> None:
     ]
 
 
-@pytest.mark.parametrize("preset", ["generic", "twilio"])
-def test_constant_headers(preset: str) -> None:
+def test_constant_headers() -> None:
     """They are sent with each request, and what is sent else stays as it was."""
-    with_them = shape(preset, request={"headers": {"Accept": "a/b", "X-Tenant": "acme-1"}})
-    _, plain, body = whole(SHAPES[preset].encode(request(), envelope()))  # type: ignore[index]
+    with_them = shape("twilio", request={"headers": {"Accept": "a/b", "X-Tenant": "acme-1"}})
+    _, plain, body = whole(SHAPES["twilio"].encode(request(), envelope()))
     _, headers, same_body = whole(with_them.encode(request(), envelope()))
 
     assert [header for header in headers if header not in plain] == [
@@ -163,13 +158,6 @@ def test_login(auth: dict[str, str], expected: tuple[bytes, bytes]) -> None:
     _, headers, _ = whole(shape(auth=auth).encode(request(), envelope()))
 
     assert headers[3] == expected
-
-
-def test_no_login() -> None:
-    """A service that wants no key is sent none, and none has to be set."""
-    free = shape(auth={"scheme": "none"}, key=None)
-
-    assert b"Authorization" not in dict(whole(free.encode(request(), envelope()))[1])
 
 
 @pytest.mark.parametrize("body", ["json", "form"])
@@ -255,45 +243,6 @@ def test_account_in_the_path_is_encoded() -> None:
 # --- The body -------------------------------------------------------------------------------------
 
 
-@given(
-    to=st.from_regex(r"\+[1-9][0-9]{3,14}", fullmatch=True),
-    text=st.text(
-        st.characters(exclude_categories=["Cs", "Cc"], include_characters="\t\n\r"),
-        min_size=1,
-        max_size=200,
-    ),
-    key=st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=1, max_size=300),
-)
-def test_any_message_is_written_whole(to: str, text: str, key: str) -> None:
-    """Whatever a message holds, JSON and form carry it unharmed, wherever it is put."""
-    made = SendRequest.model_validate({"to": to, "from": "Acme", "text": text})
-    places = {"to": "tel:{to}", "text": "{text}", "key": "<{key}>", "a": "{{x}}"}
-    written = {"to": f"tel:{to}", "text": text, "key": f"<{key}>", "a": "{x}"}
-    as_json = shape(request=fields(**places)).encode(made, envelope(key)).body
-    as_form = shape(request=fields("form", **places)).encode(made, envelope(key)).body
-
-    assert json.loads(as_json) == written
-    assert dict(parse_qsl(as_form.decode(), strict_parsing=True)) == written
-
-
-def test_fields_make_levels_lists_and_constants() -> None:
-    """Pointers lead through objects and lists, and constants of any kind stand beside."""
-    places = {
-        "/messages/0/to/0": "{to}",
-        "/messages/0/a~1b": True,
-        "/messages/0/list": [1, "{from}", {"x": None}],
-        "/messages/1": "{text}",
-    }
-    _, _, body = whole(shape(request={"fields": places}).encode(request(), envelope()))
-
-    assert json.loads(body) == {
-        "messages": [
-            {"to": [REQUEST["to"]], "a/b": True, "list": [1, "Acme", {"x": None}]},
-            REQUEST["text"],
-        ]
-    }
-
-
 def test_form_repeats_lists_and_writes_constants() -> None:
     """A list in a form is a member for each of its values."""
     api = fields("form", to="{to}", text="{text}", tag=["a b", 1], flag=True)
@@ -313,15 +262,6 @@ def test_digits(sender: str, sent: str) -> None:
     _, _, body = whole(shape(request=api).encode(made, envelope()))
 
     assert json.loads(body) == {"to": "491713920001x", "from": sent}
-
-
-@pytest.mark.parametrize(("text", "encoding"), [("Hi é", "plain"), ("Hi Ω ж", "unicode")])
-def test_encoding(text: str, encoding: str) -> None:
-    """A service that wants to be told the encoding is told it in its own words."""
-    api = fields(to="{to}", text="{text}", type="{encoding:plain|unicode}")
-    _, _, body = whole(shape(request=api).encode(request(text=text), envelope()))
-
-    assert json.loads(body)["type"] == encoding
 
 
 def test_long_key_is_shortened_to_another_one() -> None:
@@ -415,20 +355,15 @@ BY_BODY: dict[str, Any] = {
         (answered(200, {"parts": [{"status": "0"}, {"status": 0}]}), "sent", None),
         (answered(200, {"parts": [{"status": "0"}, {"status": "7"}]}), "uncertain", "7"),
         (answered(200, {"parts": [{"status": 7}, {"status": "7"}]}), "refused", "7"),
-        (answered(200, {"parts": [{"status": "1"}]}), "slow_down", "1"),
         (answered(200, {"parts": [{"status": "1"}, {"status": "7"}]}), "slow_down", "1"),
         (answered(200, {"parts": [{"status": "1"}, {"status": "5"}]}), "uncertain", "5"),
-        (answered(200, {"parts": [{"status": "7"}, {"status": "5"}]}), "uncertain", "5"),
         (answered(200, {"parts": [{"status": "1"}, {}]}), "uncertain", None),
-        (answered(200, {"parts": [{}, {"status": "1"}]}), "uncertain", None),
         (answered(503, {"parts": [{"status": "0"}, {"status": "1"}]}), "uncertain", "1"),
         (answered(400, {"parts": [{}, {}], "code": "7"}), "refused", "7"),
         (answered(200, {"parts": [{"status": "new"}]}), "uncertain", "new"),
         (answered(200, {"parts": [{"status": "0"}, {}]}), "uncertain", None),
-        (answered(200, {"parts": [{"status": "0"}, {"status": None}]}), "uncertain", None),
         (answered(200, {"parts": [{"status": "0"}, None]}), "uncertain", None),
         (answered(200, {"parts": []}), "uncertain", None),
-        (answered(200, {}), "uncertain", None),
         (answered(200), "uncertain", None),
         (Reply(200, (), b'{"parts": [{"status": "0"'), "uncertain", None),
         (answered(202, {"parts": [{"status": "0"}]}), "uncertain", None),
@@ -481,7 +416,9 @@ def test_each_part_counts(codes: list[str | None], fate: str, code: str | None) 
     answer = by_part.judge(answered(200, {"parts": parts}))
 
     assert (fate_of(answer), answer.code) == (fate, code)
+    # The service has taken a part, so it is there.
     assert answer.in_part == (fate == "uncertain")
+    assert not answer.in_part or (answer.ends_pause and not answer.counts_as_outage)
 
 
 def test_a_list_of_errors_is_no_list_of_parts() -> None:
@@ -539,10 +476,8 @@ def test_plain_text(body: bytes, fate: str, code: str | None, provider_id: str |
         ([1, 2], "sent"),
         (["a-1", None], "uncertain"),
         (["a-1", ""], "uncertain"),
-        ([""], "uncertain"),
         ([["a-1"]], "uncertain"),
-        ([False], "uncertain"),
-        ([0], "uncertain"),
+        ([False, 0], "uncertain"),
         ([True], "sent"),
         ([], "uncertain"),
     ],
@@ -555,20 +490,6 @@ def test_pointer_without_values_wants_something_there(ids: list[object], fate: s
 
     assert fate_of(answer) == fate
     assert fate_of(prepared.judge(Reply(202, (), b"<html>"))) == "uncertain"
-
-
-@pytest.mark.parametrize(
-    ("statuses", "in_part"),
-    [(["0", "0"], False), (["7", "7"], False), (["0", "7"], True), (["5", "0"], True), ([], False)],
-    ids=str,
-)
-def test_what_was_taken_in_part(statuses: list[str], *, in_part: bool) -> None:
-    """An answer that takes a part and refuses another says so, and that the service is there."""
-    parts = [{"status": status} for status in statuses]
-    answer = shape(**BY_BODY).judge(answered(200, {"parts": parts}))
-
-    assert answer.in_part is in_part
-    assert not in_part or (answer.ends_pause and not answer.counts_as_outage)
 
 
 @pytest.mark.parametrize(
@@ -664,14 +585,6 @@ def test_oddity_beside_a_yes_is_passed_over(body: bytes) -> None:
     assert shape(**BY_BODY).judge(Reply(200, (), body)).fate is Fate.SENT
 
 
-@given(st.integers(100, 599), st.recursive(st.none() | st.integers() | st.text(), st.lists))
-def test_any_answer_is_judged(status: int, body: object) -> None:
-    """No answer at all raises, and none without a yes counts as sent."""
-    answer = shape(**BY_BODY).judge(answered(status, body))
-
-    assert answer.fate is not Fate.SENT
-
-
 DOCUMENTED = [
     json.dumps(a["body"]).encode() for p in PRESETS for a in documented_answers(p) if "body" in a
 ]
@@ -711,7 +624,6 @@ LEGIBLE: dict[str, tuple[bytes, dict[str, str]]] = {
     "as it should be": (SAYS.encode(), {}),
     "a byte-order mark": (SAYS.encode("utf-8-sig"), {}),
     "ISO-8859-1": (SAYS.encode("latin-1"), LATIN),
-    "ISO-8859-1, undeclared": (SAYS.encode("latin-1"), {}),
     "declared ISO-8859-1, and UTF-8": (SAYS.encode(), LATIN),
     "UTF-16": (SAYS.encode("utf-16"), WIDE),
     "UTF-16 without a mark": (SAYS.encode("utf-16-be"), WIDE),
@@ -730,7 +642,6 @@ LEGIBLE: dict[str, tuple[bytes, dict[str, str]]] = {
 
 
 def reply_of(body: bytes, headers: dict[str, str]) -> Reply:
-    """Make an answer with a 200."""
     return Reply(200, [(name.encode(), value.encode()) for name, value in headers.items()], body)
 
 
@@ -773,6 +684,14 @@ def test_text_that_is_declared_packed_and_is_not(text: bytes, coding: str) -> No
 NO_CHARSETS = ("idna", "punycode", "-punycode", "_punycode", "unicode_escape", "undefined", "utf-7")
 
 
+def test_every_charset_that_is_listed_reads_any_bytes() -> None:
+    """Python knows each of them."""
+    for charset in _CHARSETS:
+        declared = {"Content-Type": f"text/plain; charset={charset}"}
+
+        assert _legible_body(reply_of(b"<\xff\xfe" + bytes(range(1, 256)) * 9, declared)), charset
+
+
 @pytest.mark.parametrize("charset", NO_CHARSETS)
 def test_no_charset_costs_time_or_raises(charset: str) -> None:
     """Whatever a service declares, a body of the longest size is read at once, as UTF-8."""
@@ -805,14 +724,6 @@ def test_codings_without_end_are_not_followed(times: int, fate: Fate) -> None:
     assert shape(**BY_BODY).judge(answer).fate is fate
 
 
-@pytest.mark.parametrize("charset", sorted(_CHARSETS))
-def test_each_charset_is_one(charset: str) -> None:
-    """Python knows each that is listed, and reads whatever is written in it."""
-    declared = {"Content-Type": f"text/plain; charset={charset}"}
-
-    assert _legible_body(reply_of(b"<\xff\xfe" + bytes(range(1, 256)) * 9, declared))
-
-
 PAGES: dict[str, tuple[bytes, dict[str, str], bool]] = {
     "HTML": (b"<!DOCTYPE html><html>", {}, True),
     "HTML behind blanks": (b"\xef\xbb\xbf\r\n <HTML lang=en>", {}, True),
@@ -839,24 +750,16 @@ def test_page_behind_a_yes(
 # --- The presets ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("preset", "answer"),
-    [(preset, answer) for preset in PRESETS for answer in documented_answers(preset)],
-    ids=lambda value: value if isinstance(value, str) else value["means"],
-)
-def test_documented_answers(preset: Preset, answer: dict[str, Any]) -> None:
-    """Each answer that a preset documents becomes what it says."""
-    judged = shape(preset).judge(answered(answer["status"], answer.get("body")))
-
-    assert fate_of(judged) == answer["fate"]
-
-
 @pytest.mark.parametrize("preset", PRESETS)
-def test_every_preset_documents_what_matters(preset: Preset) -> None:
-    """Each preset knows an answer that accepts, refuses, rejects the key, and leaves doubt."""
-    fates = {answer["fate"] for answer in documented_answers(preset)}
+def test_documented_answers(preset: Preset) -> None:
+    """Each answer that a preset documents becomes what it says, those that matter among them."""
+    prepared, documented = shape(preset), documented_answers(preset)
+    judged = [
+        fate_of(prepared.judge(answered(one["status"], one.get("body")))) for one in documented
+    ]
 
-    assert fates >= {"sent", "refused", "setup:credentials_rejected", "uncertain"}
+    assert judged == [one["fate"] for one in documented]
+    assert {*judged} >= {"sent", "refused", "setup:credentials_rejected", "uncertain"}
 
 
 @pytest.mark.parametrize("preset", [preset for preset in PRESETS if preset != "generic"])

@@ -68,7 +68,6 @@ class Peer:
 
     @property
     def number(self) -> int:
-        """The descriptor."""
         number: int = self._writer.get_extra_info("socket").fileno()
         return number
 
@@ -80,7 +79,6 @@ class Peer:
         self.received += data
 
     async def head(self) -> bytes:
-        """Read up to the end of a request's header."""
         while (end := self.received.find(b"\r\n\r\n", self._begin)) < 0:
             await self.more()
         head = bytes(self.received[self._begin : end + 4])
@@ -89,7 +87,6 @@ class Peer:
         return head
 
     async def request(self) -> bytes:
-        """Read a whole request and return its body."""
         length = int(header(await self.head(), b"content-length") or 0)
         while len(self.received) < self._begin + length:
             await self.more()
@@ -99,7 +96,6 @@ class Peer:
         return body
 
     def say(self, data: bytes) -> None:
-        """Send."""
         self._writer.write(data)
 
     async def flood(self, piece: bytes) -> None:
@@ -111,8 +107,9 @@ class Peer:
         self.close()
 
     async def drip(self, data: bytes) -> None:
-        """Send one byte after another, slowly and for ever."""
         for byte in itertools.cycle(data):
+            if self._writer.is_closing():
+                raise EOFError
             self._writer.write(bytes([byte]))
             await self._writer.drain()
             await asyncio.sleep(0.01)
@@ -125,11 +122,9 @@ class Peer:
             await asyncio.sleep(0)
 
     def close(self) -> None:
-        """Close as a server does."""
         self._writer.close()
 
     def reset(self) -> None:
-        """Close with a RST."""
         linger = struct.pack("ii", 1, 0)
         self._writer.get_extra_info("socket").setsockopt(
             socket.SOL_SOCKET, socket.SO_LINGER, linger
@@ -149,27 +144,22 @@ class Site:
 
     @property
     def origin(self) -> str:
-        """The server's own URL."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
     def url(self) -> str:
-        """What is posted to."""
         return f"{self.origin}/v1/messages"
 
     @property
     def secure_url(self) -> str:
-        """What is posted to over TLS."""
         return f"https://127.0.0.1:{self.port}/v1/messages"
 
     @property
     def open_connections(self) -> int:
-        """How many connections have not ended."""
         return sum(peer.is_open for peer in self.peers)
 
     @property
     def bodies(self) -> list[bytes]:
-        """The bodies that came in whole."""
         return [body for peer in self.peers for body in peer.bodies]
 
 
@@ -214,7 +204,6 @@ async def serving(
 
 
 def header(head: bytes, name: bytes) -> bytes | None:
-    """Find a header in a head."""
     for line in head.split(b"\r\n")[1:]:
         key, _, value = line.partition(b":")
         if key.strip().lower() == name:
@@ -237,7 +226,6 @@ async def until(condition: Callable[[], object], *, seconds: float = GUARD_SECON
 
 
 def open_sockets() -> int:
-    """Count this process's sockets."""
     count = 0
     for entry in Path("/dev/fd").iterdir():
         with contextlib.suppress(OSError):
@@ -249,29 +237,24 @@ def open_sockets() -> int:
 
 
 async def accept_all(peer: Peer) -> None:
-    """Answer every request."""
     while True:
         await peer.request()
         peer.say(ACCEPTED)
 
 
 async def say_nothing(peer: Peer) -> None:
-    """Read the request and go silent."""
     await peer.request()
 
 
 async def never_read(_peer: Peer) -> None:
-    """Leave everything in the kernel."""
     await asyncio.Event().wait()
 
 
 async def hang_up(peer: Peer) -> None:
-    """Close without reading."""
     peer.close()
 
 
 async def hang_up_hard(peer: Peer) -> None:
-    """Reset without reading."""
     peer.reset()
 
 
@@ -305,8 +288,6 @@ def dripping(first: bytes, rest: bytes) -> Script:
 
 
 def flooding(first: bytes, rest: bytes) -> Script:
-    """Make a script whose answer never ends."""
-
     async def script(peer: Peer) -> None:
         await peer.request()
         peer.say(first)
@@ -355,7 +336,6 @@ def httpx_transport(
     timeout_seconds: float = GUARD_SECONDS,
     connect_timeout_seconds: float = GUARD_SECONDS,
 ) -> ApiTransport:
-    """Make the other one, with a proxy or without."""
     return HttpxTransport(
         timeout_seconds=timeout_seconds,
         connect_timeout_seconds=connect_timeout_seconds,
@@ -368,7 +348,6 @@ Way = Callable[..., tuple[ApiTransport, str]]
 
 
 def direct(site: Site, *, host: str = "127.0.0.1", **limits: float) -> tuple[ApiTransport, str]:
-    """Post to the site."""
     transport = new_transport(**limits)  # type: ignore[arg-type]  # only times are given
     return transport, f"http://{host}:{site.port}/v1/messages"
 
@@ -377,6 +356,17 @@ def proxied(site: Site, *, host: str = "127.0.0.1", **limits: float) -> tuple[Ap
     """Post through the site as a proxy, which for plain HTTP gives the answers itself."""
     proxy = f"http://{host}:{site.port}"
     return httpx_transport(proxy=proxy, **limits), "http://api.test/v1/messages"
+
+
+@asynccontextmanager
+async def posting(
+    way: Way, script: Script, **limits: float
+) -> AsyncIterator[tuple[ApiTransport, str, Site]]:
+    """Serve a script, and give a transport and the address with which to post to it."""
+    async with serving(script) as site:
+        transport, url = way(site, **limits)
+        async with aclosing(transport):
+            yield transport, url, site
 
 
 every_way = pytest.mark.parametrize("way", [direct, proxied], ids=["direct", "proxied"])
@@ -398,7 +388,6 @@ async def fate_of(transport: ApiTransport, url: str, body: bytes = BODY) -> int 
 
 @pytest.fixture
 def closed_port() -> int:
-    """Find a port on which nobody listens."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
     return port
@@ -406,7 +395,6 @@ def closed_port() -> int:
 
 @pytest.fixture
 def full_port() -> Iterator[FullPort]:
-    """Hold a port whose queue is full."""
     with hold_full_port() as port:
         yield port
 
@@ -503,45 +491,23 @@ async def test_connection_that_is_not_accepted_is_not_sent(way: Way, full_port: 
 
 # A name is asked for each connection, so that the ways have to meet it in what they are given.
 NAME = "sms.test"
-SILENT = {
-    "first": (["127.0.0.2", "127.0.0.1"], ["127.0.0.2"]),
-    "IPv6": (["::1", "127.0.0.1"], ["::1"]),
-    "all but the last": (
-        ["127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.1"],
-        ["127.0.0.2", "127.0.0.3", "127.0.0.4"],
-    ),
-}
 
 
 @every_way
-@pytest.mark.parametrize(("addresses", "silent"), SILENT.values(), ids=SILENT.keys())
+@pytest.mark.parametrize("silent", [["::1"], ["127.0.0.2", "127.0.0.3"]], ids=["IPv6", "two"])
 async def test_silent_address_is_overtaken(
-    way: Way, addresses: list[str], silent: list[str], monkeypatch: pytest.MonkeyPatch
+    way: Way, silent: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a name with several addresses one that answers is used, within the time to connect."""
     async with AsyncExitStack() as stack:
         site = await stack.enter_async_context(serving(accept_all))
         for address in silent:
             stack.enter_context(hold_full_port(address, site.port))
-        give_addresses(monkeypatch, NAME, *addresses)
+        give_addresses(monkeypatch, NAME, *silent, "127.0.0.1")
         transport, url = way(site, host=NAME, connect_timeout_seconds=GUARD_SECONDS / 2)
         await stack.enter_async_context(aclosing(transport))
 
         assert [await fate_of(transport, url) for _ in range(2)] == [202, 202]
-
-
-@every_way
-async def test_second_family_comes_second(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many IPv6 addresses are silent, an IPv4 address is the next after the first."""
-    async with AsyncExitStack() as stack:
-        site = await stack.enter_async_context(serving(accept_all))
-        stack.enter_context(hold_full_port("::1", site.port))
-        # To wait for all of them would take longer than the test allows.
-        give_addresses(monkeypatch, NAME, *["::1"] * 100, "127.0.0.1")
-        transport, url = way(site, host=NAME, connect_timeout_seconds=GUARD_SECONDS / 2)
-        await stack.enter_async_context(aclosing(transport))
-
-        assert await fate_of(transport, url) == 202
 
 
 @every_way
@@ -604,24 +570,17 @@ async def test_not_sent_is_never_said_of_a_request_that_arrived(script: Script) 
     ] == []
 
 
-async def speak_first(peer: Peer) -> None:
-    """Greet like another protocol, before anything was asked."""
-    peer.say(b"220 mail.example ESMTP\r\n")
-
-
 FAULTS: dict[str, Script] = {
     "read then close": answering(then="close"),
     "read then reset": answering(then="reset"),
     "100 then close": answering(b"HTTP/1.1 100 Continue\r\n\r\n", then="close"),
     "cut status line": answering(b"HTTP/1.1 20", then="close"),
     "garbage": answering(b"SSH-2.0-OpenSSH_9.9\r\n\r\n"),
-    "binary garbage": answering(b"\x15\x03\x01\x00\x02\x02\x46"),
     "switching protocols": answering(
         b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: Upgrade\r\n\r\n",
         then="close",
     ),
     "HTTP/2": answering(b"\x00\x00\x12\x04\x00\x00\x00\x00\x00" + bytes(18)),
-    "status of no number": answering(b"HTTP/1.1 abc OK\r\n\r\n"),
     "empty answer": answering(b"\r\n", then="close"),
 }
 
@@ -630,27 +589,19 @@ FAULTS: dict[str, Script] = {
 @pytest.mark.parametrize("script", FAULTS.values(), ids=FAULTS.keys())
 async def test_no_answer_to_a_request_that_arrived_is_uncertain(way: Way, script: Script) -> None:
     """A request that the server read, and that got no status, is uncertain and not `not sent`."""
-    async with serving(script) as site:
-        transport, url = way(site, timeout_seconds=SHORT_SECONDS * 5)
-        async with aclosing(transport):
-            fate = await fate_of(transport, url)
+    async with posting(way, script, timeout_seconds=SHORT_SECONDS * 5) as (transport, url, site):
+        fate = await fate_of(transport, url)
 
         assert (fate if site.bodies == [BODY] else "not read") in {Fate.UNCERTAIN, 101}
 
 
-@every_way
-async def test_cut_header_is_never_not_sent(way: Way) -> None:
-    """An answer cut inside its header is its status or uncertain."""
-    cut = b"HTTP/1.1 202 Accepted\r\nContent-Type: applica"
-    async with serving(answering(cut, then="close")) as site:
-        transport, url = way(site)
-        async with aclosing(transport):
-            assert await fate_of(transport, url) in {202, Fate.UNCERTAIN}
-
-
 async def test_server_that_speaks_first_gets_no_wrong_outcome() -> None:
     """A server of another protocol makes a failure, and `not sent` only if it received nothing."""
-    async with serving(speak_first) as site, aclosing(new_transport()) as transport:
+
+    async def greet(peer: Peer) -> None:
+        peer.say(b"220 mail.example ESMTP\r\n")
+
+    async with serving(greet) as site, aclosing(new_transport()) as transport:
         fate = await fate_of(transport, site.url)
         await until(lambda: not site.open_connections)
         arrived = bytes(site.peers[0].received)
@@ -664,16 +615,12 @@ HEAD = b"HTTP/1.1 202 Accepted\r\n"
 BODIES: dict[str, Script] = {
     "whole": answering(ACCEPTED),
     "no reason phrase": answering(b"HTTP/1.1 202 \r\nContent-Length: 0\r\n\r\n"),
-    "no content": answering(b"HTTP/1.1 202 Accepted\r\nContent-Length: 0\r\n\r\n"),
     "one byte at a time": answering(*(bytes([byte]) for byte in ACCEPTED)),
     "cut": answering(HEAD + b'Content-Length: 100\r\n\r\n{"id"', then="close"),
-    "cut before the body": answering(HEAD + b"Content-Length: 100\r\n\r\n", then="close"),
     "reset in the body": answering(HEAD + b'Content-Length: 100\r\n\r\n{"id"', then="reset"),
     "reset after the body": answering(ACCEPTED, then="reset"),
     "garbage gzip": answering(HEAD + b"Content-Encoding: gzip\r\nContent-Length: 5\r\n\r\nhello"),
-    "unknown encoding": answering(HEAD + b"Content-Encoding: x\r\nContent-Length: 2\r\n\r\n{}"),
     "no length, close": answering(HEAD + b"\r\n{}", then="close"),
-    "chunked": answering(HEAD + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"),
     "chunked with trailer": answering(
         HEAD + b"Transfer-Encoding: chunked\r\n\r\n2;a=b\r\n{}\r\n0\r\nX: y\r\n\r\n"
     ),
@@ -690,12 +637,9 @@ BODIES: dict[str, Script] = {
         HEAD + b"Upgrade: h2c\r\nConnection: Upgrade\r\nContent-Length: 2\r\n\r\n{}"
     ),
     "HTTP/1.0": answering(b"HTTP/1.0 202 Accepted\r\nContent-Length: 2\r\n\r\n{}", then="close"),
-    "HTTP/1.0 without length": answering(b"HTTP/1.0 202 Accepted\r\n\r\n{}", then="close"),
     "HTTP/1.0 kept alive": answering(
         b"HTTP/1.0 202 Accepted\r\nConnection: keep-alive\r\nContent-Length: 2\r\n\r\n{}"
     ),
-    "after 100": answering(b"HTTP/1.1 100 Continue\r\n\r\n", ACCEPTED),
-    "after 103": answering(b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n", ACCEPTED),
     "after 100 and 103": answering(
         b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n" + ACCEPTED
     ),
@@ -729,20 +673,23 @@ SLOPPY: dict[str, bytes] = {
     "a name that is none": b"X\xe9(y): a\r\n" + LENGTH + b"\r\n" + YES,
     "a status line in the header": b"HTTP/1.1 500 Oh\r\n" + LENGTH + b"\r\n" + YES,
 }
-PIECES = {"in one piece": 1 << 16, "byte by byte": 1}
 
 
-@every_way
-@pytest.mark.parametrize("size", PIECES.values(), ids=PIECES)
+@pytest.mark.parametrize(
+    ("way", "size"),
+    [(direct, 1 << 16), (direct, 1), (proxied, 1 << 16)],
+    ids=["in one piece", "byte by byte", "proxied"],
+)
 @pytest.mark.parametrize("rest", SLOPPY.values(), ids=SLOPPY)
 async def test_sloppy_answer_is_read(way: Way, rest: bytes, size: int) -> None:
     """Bad framing changes neither status nor body, nor has it anybody wait for more."""
     said = HEAD + rest
     pieces = [said[begin : begin + size] for begin in range(0, len(said), size)]
-    async with serving(first_then_accept(answering(*pieces))) as site:
-        transport, url = way(site)
-        async with aclosing(transport), asyncio.timeout(GUARD_SECONDS / 2):
-            first, second = await post(transport, url), await post(transport, url)
+    async with (
+        posting(way, first_then_accept(answering(*pieces))) as (transport, url, site),
+        asyncio.timeout(GUARD_SECONDS / 2),
+    ):
+        first, second = await post(transport, url), await post(transport, url)
 
     assert (first.status, first.body) == (202, YES)
     # Where such an answer ends, the two sides may not agree.
@@ -782,10 +729,8 @@ async def test_what_looks_like_a_status_line_is_none(
     way: Way, said: bytes, fate: int | Fate
 ) -> None:
     """Only the first line is, or the one behind a complete 1xx; no 500 becomes a yes."""
-    async with serving(answering(said, then="close")) as site:
-        transport, url = way(site)
-        async with aclosing(transport):
-            assert await fate_of(transport, url) == fate
+    async with posting(way, answering(said, then="close")) as (transport, url, _):
+        assert await fate_of(transport, url) == fate
 
 
 ENDLESS: dict[str, Script] = {
@@ -803,22 +748,21 @@ async def test_status_is_the_outcome_whatever_its_body_does(way: Way, script: Sc
 
     Whatever is left of one answer is no part of the next one.
     """
-    async with serving(first_then_accept(script)) as site:
-        transport, url = way(site)
-        async with aclosing(transport):
-            assert await fate_of(transport, url) == 202
-            assert await fate_of(transport, url) in {202, Fate.UNCERTAIN}
+    async with posting(way, first_then_accept(script)) as (transport, url, _):
+        assert await fate_of(transport, url) == 202
+        assert await fate_of(transport, url) in {202, Fate.UNCERTAIN}
 
 
 @every_way
-@pytest.mark.parametrize("status", [200, 201, 204, 299, 400, 404, 500, 599])
+@pytest.mark.parametrize("status", [204, 299, 307, 404, 599])
 async def test_every_status_is_an_outcome(way: Way, status: int) -> None:
     """Every status is read as it is, and nothing is waited for behind it."""
     answer = b"HTTP/1.1 %d Said\r\nContent-Length: 0\r\n\r\n" % status
-    async with serving(answering(answer)) as site:
-        transport, url = way(site)
-        async with aclosing(transport), asyncio.timeout(GUARD_SECONDS / 2):
-            assert await fate_of(transport, url) == status
+    async with (
+        posting(way, answering(answer)) as (transport, url, _),
+        asyncio.timeout(GUARD_SECONDS / 2),
+    ):
+        assert await fate_of(transport, url) == status
 
 
 @pytest.mark.parametrize("name", ["two answers", "answer and garbage"])
@@ -833,56 +777,22 @@ async def test_connection_that_said_too_much_is_not_used_again(name: str) -> Non
 @every_way
 @pytest.mark.parametrize("script", ENDLESS.values(), ids=ENDLESS.keys())
 async def test_status_is_the_outcome_at_the_deadline(way: Way, script: Script) -> None:
-    """A 202 whose body does not end is the outcome when the time is up."""
-    async with serving(script) as site:
-        transport, url = way(site, timeout_seconds=SHORT_SECONDS)
-        async with aclosing(transport):
-            assert await fate_of(transport, url) == 202
+    """A 202 whose body does not end is the outcome when the time is up, and the connection ends."""
+    async with posting(way, script, timeout_seconds=SHORT_SECONDS) as (transport, url, site):
+        assert await fate_of(transport, url) == 202
+        await until(lambda: not site.open_connections)
 
 
 @every_way
-async def test_connection_of_an_endless_body_is_closed(way: Way) -> None:
-    """A connection on which a body was given up is not kept."""
-    async with serving(ENDLESS["silence"]) as site:
-        transport, url = way(site, timeout_seconds=SHORT_SECONDS)
-        async with aclosing(transport):
-            await post(transport, url)
-            await until(lambda: not site.open_connections)
+@pytest.mark.parametrize("name", ["bomb", "bomb of chunks", "bomb without length"])
+async def test_long_body_is_kept_up_to_its_limit(way: Way, name: str) -> None:
+    """Of a long body no more than 64 KiB are kept, and its server is hung up on."""
+    async with posting(way, BODIES[name]) as (transport, url, site):
+        response = await post(transport, url)
+        await until(lambda: not site.open_connections)
 
-            assert site.open_connections == 0
-
-
-@every_way
-@pytest.mark.parametrize(
-    "script",
-    [BODIES[name] for name in ("bomb", "bomb of chunks", "bomb without length")],
-    ids=["length", "chunks", "no length"],
-)
-async def test_body_is_kept_up_to_its_limit(way: Way, script: Script) -> None:
-    """Of a long body no more than 64 KiB are kept."""
-    async with serving(script) as site:
-        transport, url = way(site)
-        async with aclosing(transport):
-            response = await post(transport, url)
-
-            assert len(response.body) == MAX_ANSWER_BYTES
-
-
-@every_way
-@pytest.mark.parametrize(
-    "script",
-    [BODIES[name] for name in ("bomb", "bomb of chunks", "bomb without length")],
-    ids=["length", "chunks", "no length"],
-)
-async def test_connection_of_a_long_body_is_closed(way: Way, script: Script) -> None:
-    """A server that sends far too much is hung up on."""
-    async with serving(script) as site:
-        transport, url = way(site)
-        async with aclosing(transport):
-            await post(transport, url)
-            await until(lambda: not site.open_connections)
-
-            assert site.peers[0].sent < FLOOD_BYTES
+        assert len(response.body) == MAX_ANSWER_BYTES
+        assert site.peers[0].sent < FLOOD_BYTES
 
 
 @pytest.mark.parametrize(
@@ -926,11 +836,9 @@ SLOW_BOTH_WAYS = [
 )
 async def test_deadline_holds_over_the_whole_attempt(way: Way, script: Script) -> None:
     """However a server keeps an attempt alive, it ends as uncertain when the time is up."""
-    async with serving(script) as site:
-        transport, url = way(site, timeout_seconds=SHORT_SECONDS)
-        async with aclosing(transport):
-            with pytest.raises(PostError) as caught:
-                await post(transport, url, BODY + b" " * 8 * MIB)
+    async with posting(way, script, timeout_seconds=SHORT_SECONDS) as (transport, url, _):
+        with pytest.raises(PostError) as caught:
+            await post(transport, url, BODY + b" " * 8 * MIB)
 
     assert judge_failure(caught.value.fault).fate is Fate.UNCERTAIN
 
@@ -941,10 +849,10 @@ async def test_deadline_holds_over_the_whole_attempt(way: Way, script: Script) -
 )
 async def test_header_without_end_does_not_undo_the_status(way: Way, interim: bytes) -> None:
     """A status line that was read is the outcome, though the header drips until the deadline."""
-    async with serving(dripping(interim + HEAD + b"A: b\r\nX-Filler: ", b"x")) as site:
-        transport, url = way(site, timeout_seconds=SHORT_SECONDS)
-        async with aclosing(transport):
-            assert (await post(transport, url)).status == 202
+    async with posting(
+        way, dripping(interim + HEAD + b"A: b\r\nX-Filler: ", b"x"), timeout_seconds=SHORT_SECONDS
+    ) as (transport, url, _):
+        assert (await post(transport, url)).status == 202
 
 
 async def test_headers_of_an_interim_answer_are_not_those_of_the_answer() -> None:
@@ -1018,17 +926,16 @@ async def test_late_answer_is_not_the_next_one() -> None:
 
 
 @every_way
-@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-async def test_redirect_is_not_followed(way: Way, status: int) -> None:
+async def test_redirect_is_not_followed(way: Way) -> None:
     """A redirect is an answer, and nobody else is called."""
     async with serving(accept_all) as other:
-        redirect = b"HTTP/1.1 %d Go\r\nLocation: %s\r\nContent-Length: 0\r\n\r\n"
-        async with serving(answering(redirect % (status, other.url.encode()))) as site:
+        redirect = b"HTTP/1.1 307 Go\r\nLocation: %s\r\nContent-Length: 0\r\n\r\n"
+        async with serving(answering(redirect % other.url.encode())) as site:
             transport, url = way(site)
             async with aclosing(transport):
-                response = await post(transport, url)
+                assert await fate_of(transport, url) == 307
 
-        assert (response.status, other.peers) == (status, [])
+        assert other.peers == []
 
 
 @every_way
@@ -1041,11 +948,9 @@ async def test_cookie_is_not_kept(way: Way) -> None:
             await peer.request()
             peer.say(cookie)
 
-    async with serving(script) as site:
-        transport, url = way(site)
-        async with aclosing(transport):
-            for _ in range(2):
-                await post(transport, url)
+    async with posting(way, script) as (transport, url, site):
+        for _ in range(2):
+            await post(transport, url)
 
         heads = [head for peer in site.peers for head in peer.heads]
 
@@ -1057,10 +962,8 @@ async def test_body_is_not_inflated(way: Way) -> None:
     """A compressed body that nobody asked for is handed on as it came."""
     packed = gzip.compress(b'{"id":"m1"}')
     head = HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed)
-    async with serving(answering(head + packed)) as site:
-        transport, url = way(site)
-        async with aclosing(transport):
-            assert (await post(transport, url)).body == packed
+    async with posting(way, answering(head + packed)) as (transport, url, _):
+        assert (await post(transport, url)).body == packed
 
 
 @every_way
@@ -1071,10 +974,8 @@ async def test_proxy_of_the_environment_is_not_used(
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.setenv(name, f"http://127.0.0.1:{closed_port}")
         monkeypatch.setenv(name.lower(), f"http://127.0.0.1:{closed_port}")
-    async with serving(accept_all) as site:
-        transport, url = way(site)
-        async with aclosing(transport):
-            assert await fate_of(transport, url) == 202
+    async with posting(way, accept_all) as (transport, url, _):
+        assert await fate_of(transport, url) == 202
 
 
 async def test_exception_of_the_environment_does_not_bypass_the_proxy(
@@ -1100,11 +1001,9 @@ async def test_exception_of_the_environment_does_not_bypass_the_proxy(
 )
 async def test_connection_is_used_again_only_without_a_proxy(way: Way, bodies: list[bytes]) -> None:
     """Requests one after another share one connection; through a proxy each has its own."""
-    async with serving(accept_all) as site:
-        transport, url = way(site)
-        async with aclosing(transport):
-            for _ in range(10):
-                await post(transport, url)
+    async with posting(way, accept_all) as (transport, url, site):
+        for _ in range(10):
+            await post(transport, url)
 
         assert [peer.bodies for peer in site.peers] == [bodies] * (10 // len(bodies))
 
@@ -1119,13 +1018,11 @@ async def test_requests_at_the_same_time_have_connections_of_their_own(way: Way)
         await together.wait()
         peer.say(b"HTTP/1.1 202 Accepted\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
 
-    async with serving(script) as site:
-        transport, url = way(site)
-        async with aclosing(transport):
-            bodies = [b'{"n":%d}' % n for n in range(5)]
-            answers = await asyncio.gather(*(post(transport, url, body) for body in bodies))
+    async with posting(way, script) as (transport, url, _):
+        bodies = [b'{"n":%d}' % n for n in range(5)]
+        answers = await asyncio.gather(*(post(transport, url, body) for body in bodies))
 
-            assert [answer.body for answer in answers] == bodies
+        assert [answer.body for answer in answers] == bodies
 
 
 @pytest.mark.parametrize("limit", ["IDLE_SECONDS", "MAX_CONNECTION_AGE_SECONDS"])
@@ -1162,11 +1059,9 @@ async def test_connection_that_ends_with_its_answer_is_not_used_again(
             await peer.request()
             peer.say(answer)
 
-    async with serving(script) as site:
-        transport, url = way(site)
-        async with aclosing(transport):
-            for _ in range(3):
-                await post(transport, url)
+    async with posting(way, script) as (transport, url, site):
+        for _ in range(3):
+            await post(transport, url)
 
         assert [len(peer.bodies) for peer in site.peers] == [1, 1, 1]
 
@@ -1174,15 +1069,13 @@ async def test_connection_that_ends_with_its_answer_is_not_used_again(
 @every_way
 async def test_idle_connection_that_was_seen_to_close_is_replaced(way: Way) -> None:
     """A request after the server's goodbye was noticed goes out on a new connection."""
-    async with serving(answering(ACCEPTED, then="close")) as site:
-        transport, url = way(site)
-        async with aclosing(transport):
-            fates = []
-            for _ in range(5):
-                fates.append(await fate_of(transport, url))
-                await until(lambda: not site.open_connections)
-                for _ in range(10):
-                    await asyncio.sleep(0)
+    async with posting(way, answering(ACCEPTED, then="close")) as (transport, url, site):
+        fates = []
+        for _ in range(5):
+            fates.append(await fate_of(transport, url))
+            await until(lambda: not site.open_connections)
+            for _ in range(10):
+                await asyncio.sleep(0)
 
         assert fates == [202] * 5
 
@@ -1215,34 +1108,20 @@ async def test_answer_that_came_too_early_is_nobodys() -> None:
 
 
 @every_way
-async def test_answer_before_the_request_was_read_counts(way: Way) -> None:
-    """A 413 that comes before the body was read is the outcome."""
+@pytest.mark.parametrize("resets", [False, True], ids=["answers", "answers and resets"])
+async def test_answer_before_the_request_was_read_counts(way: Way, *, resets: bool) -> None:
+    """A 413 that comes before the body was read is the outcome; behind a reset, or uncertain."""
 
     async def refuse(peer: Peer) -> None:
         await peer.head()
         peer.say(b"HTTP/1.1 413 Content Too Large\r\nContent-Length: 0\r\n\r\n")
-        while True:
-            await peer.more()
+        if resets:
+            peer.reset()
 
-    async with serving(refuse) as site:
-        transport, url = way(site)
-        async with aclosing(transport):
-            assert await fate_of(transport, url, bytes(MIB)) == 413
+    async with posting(way, refuse) as (transport, url, _):
+        fate = await fate_of(transport, url, bytes(MIB))
 
-
-@every_way
-async def test_early_answer_then_reset_is_never_not_sent(way: Way) -> None:
-    """A 413 with a RST behind it is that status or uncertain."""
-
-    async def refuse(peer: Peer) -> None:
-        await peer.head()
-        peer.say(b"HTTP/1.1 413 Content Too Large\r\nContent-Length: 0\r\n\r\n")
-        peer.reset()
-
-    async with serving(refuse) as site:
-        transport, url = way(site)
-        async with aclosing(transport):
-            assert await fate_of(transport, url, bytes(MIB)) in {413, Fate.UNCERTAIN}
+    assert fate == 413 or (resets and fate is Fate.UNCERTAIN)
 
 
 @every_way
@@ -1253,8 +1132,6 @@ async def test_closed_transport_keeps_no_idle_connection(way: Way) -> None:
         async with aclosing(transport):
             await asyncio.gather(*(post(transport, url) for _ in range(5)))
         await until(lambda: not site.open_connections)
-
-        assert site.open_connections == 0
 
 
 @every_way
@@ -1301,17 +1178,7 @@ async def test_request_over_the_limit_is_not_sent() -> None:
         assert site.bodies == [BODY, BODY]
 
 
-async def test_connections_stay_within_the_number_of_requests() -> None:
-    """Many rounds of requests at the same time need no more connections than one round."""
-    async with serving(accept_all) as site, aclosing(new_transport()) as transport:
-        for _ in range(20):
-            await asyncio.gather(*(post(transport, site.url) for _ in range(10)))
-
-        assert len(site.peers) == 10
-
-
 async def half_an_answer(peer: Peer) -> None:
-    """Send a status and a part of its body."""
     await peer.request()
     peer.say(HEAD + b"Content-Length: 100\r\n\r\n{")
     await peer.is_read()
@@ -1341,7 +1208,7 @@ async def cancelled_at_any_moment(transport: ApiTransport, url: str) -> None:
 
 
 cancelled_often = pytest.mark.parametrize(
-    ("way", "count"), [(direct, 100), (proxied, 50)], ids=["direct", "proxied"]
+    ("way", "count"), [(direct, 50), (proxied, 30)], ids=["direct", "proxied"]
 )
 
 
@@ -1412,35 +1279,16 @@ def _is_over(turns: Iterator[int]) -> bool:
     return next(turns, None) is None
 
 
-async def test_requests_cancelled_in_the_handshake_leave_nothing() -> None:
-    """After many requests cancelled in the handshake further ones work, and no socket is left."""
-
-    async def greet(peer: Peer) -> None:
-        await peer.more()
-        peer.bodies.append(b"hello")
-
-    async with serving(first_then_accept(greet, 100)) as site:
-        sockets = open_sockets()
-        transport = new_transport()
-        for done in range(10, 101, 10):
-            marked = functools.partial(_has_marks, site, done, 1)
-            await cancelled(transport, site.secure_url, 10, marked)
-
-        assert await is_sound(transport, site.url, sockets)
-
-
 @every_way
 async def test_cancellation_is_not_swallowed(way: Way) -> None:
     """A cancelled request ends as cancelled, and not with an answer or another exception."""
-    async with serving(say_nothing) as site:
-        transport, url = way(site)
-        async with aclosing(transport):
-            sending = asyncio.create_task(post(transport, url))
-            await until(lambda: site.bodies)
-            sending.cancel()
-            await asyncio.wait([sending])
+    async with posting(way, say_nothing) as (transport, url, site):
+        sending = asyncio.create_task(post(transport, url))
+        await until(lambda: site.bodies)
+        sending.cancel()
+        await asyncio.wait([sending])
 
-            assert sending.cancelled()
+        assert sending.cancelled()
 
 
 @every_way
@@ -1476,7 +1324,6 @@ class Certificates:
 
     @property
     def ca_file(self) -> Path:
-        """The authority's certificate."""
         return self.folder / "ca.pem"
 
     def server(self, name: str) -> ssl.SSLContext:
@@ -1676,7 +1523,6 @@ BEFORE_THE_BODY: dict[type[Exception], PostFault] = {
 
 
 def subclasses(kind: type[Exception]) -> Iterator[type[Exception]]:
-    """Yield a class and all that are derived from it."""
     yield kind
     for derived in kind.__subclasses__():
         yield from subclasses(derived)
@@ -1688,16 +1534,6 @@ HTTPX_ERRORS = sorted(
     key=lambda kind: kind.__name__,
 )
 SYSTEM_ERRORS: list[type[Exception]] = [OSError, ConnectionResetError, TimeoutError, ssl.SSLError]
-
-
-def test_no_exception_of_httpx_is_missing() -> None:
-    """The exceptions that the tests below know are those that httpx has."""
-    assert {kind.__name__ for kind in HTTPX_ERRORS} == {
-        *("TransportError", "TimeoutException", "ConnectTimeout", "ReadTimeout", "WriteTimeout"),
-        *("PoolTimeout", "NetworkError", "ConnectError", "ReadError", "WriteError", "CloseError"),
-        *("ProtocolError", "LocalProtocolError", "RemoteProtocolError", "ProxyError"),
-        *("UnsupportedProtocol", "DecodingError", "TooManyRedirects", "RequestError", "HTTPError"),
-    }
 
 
 async def failing(error: Exception, monkeypatch: pytest.MonkeyPatch) -> PostError:
@@ -1732,14 +1568,12 @@ async def test_only_what_fails_before_the_body_is_told_as_such(
 
 
 def caused_by(cause: Exception, kind: type[Exception] = httpx.ConnectError) -> Exception:
-    """Make a failure that has a cause."""
     error = kind("x")
     error.__cause__ = cause
     return error
 
 
 def wrapped(cause: Exception) -> Exception:
-    """Put an exception below another one."""
     error = OSError("wrapped")
     error.__context__ = cause
     return error
@@ -1776,8 +1610,6 @@ async def test_tls_fault_of_an_open_connection_may_have_sent_it(
 
 
 def refusing_tunnels(status: int) -> Script:
-    """Make the script of a proxy that connects nobody."""
-
     async def script(peer: Peer) -> None:
         await peer.head()
         peer.say(b"HTTP/1.1 %d No\r\nContent-Length: 0\r\n\r\n" % status)
@@ -1806,7 +1638,6 @@ async def test_tunnel_that_wants_a_login_pauses_the_worker() -> None:
 
 
 async def talk_nonsense(peer: Peer) -> None:
-    """Be no proxy."""
     await peer.head()
     peer.say(b"SSH-2.0-nonsense\r\n")
 
