@@ -92,8 +92,8 @@ def answers_part(rendering: Rendering, title: str) -> str:
     if all(answer.status is not None for answer in rendering.answers):
         return shown
     anchor = re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
-    further = f"[Error codes](../error-codes.md#{anchor}) lists further codes of the service."
-    return f"{shown}\n\n{further}"
+    service = title.partition(" (")[0]
+    return f"{shown}\n\nFor more {service} codes, see [Error codes](../error-codes.md#{anchor})."
 
 
 def in_words(becomes: str) -> str:
@@ -148,7 +148,7 @@ def index_part(folder: Path) -> str:
 def repeats_part() -> str:
     """Make the table of the services' repeats of webhooks that are not answered 200."""
     return table(
-        ("Service", "When the service repeats a webhook", "How the bridge answers"),
+        ("Service", "When the service repeats a webhook", "How the bridge responds"),
         (_repeats_row(preset) for preset in SERVICES),
     )
 
@@ -156,10 +156,10 @@ def repeats_part() -> str:
 def _repeats_row(preset: Preset) -> tuple[str, ...]:
     endpoint = EndpointSettings.model_validate({"path": "/webhooks", "preset": preset})
     seconds = endpoint.response_timeout_seconds or WebhookSettings().response_timeout_seconds
-    ours = f"Within {seconds:g} s."
+    ours = f"Within {seconds:g} s"
     if endpoint.unsigned != 401:
-        ours += " The answer is 503 if the signature is missing, unreadable or stale."
-    return (f"[{title_of(preset)}]({page_of(preset).name})", webhook_repeats(preset), ours)
+        ours += ", with a 503 if the signature is missing, unreadable or stale"
+    return (f"[{title_of(preset)}]({page_of(preset).name})", webhook_repeats(preset), f"{ours}.")
 
 
 def _row(preset: Preset, folder: Path) -> tuple[str, ...]:
