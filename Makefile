@@ -147,8 +147,8 @@ endef
 test: $(DEV_STAMP) broker prometheus amqp-tools browser  ## run all tests; starts RabbitMQ, Prometheus and Chromium (TESTS=tests/unit/worker PROCESSES=2)
 	$(call run_tests,$(BIN),$(TESTS))
 
-test-thorough: $(DEV_STAMP) prometheus  ## mutate the alerts, and try many examples of each property; takes minutes
-	$(BIN)/pytest -n 2 -m thorough tests/chart
+test-thorough: $(DEV_STAMP) prometheus  ## mutate the alerts and the verifier of signatures, and try many examples of each property; takes minutes
+	$(BIN)/pytest -n 2 -m thorough tests/chart soak
 	$(BIN)/pytest -n 2 -m hypothesis --hypothesis-profile=thorough tests/unit
 
 test-failed: $(DEV_STAMP) broker prometheus amqp-tools browser  ## repeat the failed tests of the last `make test` one at a time, then run those that measure time
