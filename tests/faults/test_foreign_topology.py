@@ -34,11 +34,7 @@ async def starting(bench: Bench) -> AsyncIterator[Live]:
 @pytest.mark.parametrize(
     ("arguments", "options", "costs"),
     [
-        pytest.param({}, {}, ["lost with its disk"], id="classic"),
-        pytest.param({"x-max-priority": 5}, {}, ["x-max-priority is 5", "disk"], id="priority"),
-        pytest.param(
-            QUORUM | {"x-message-ttl": 600_000}, {}, ["dropped after 600 s (message-ttl)"], id="ttl"
-        ),
+        pytest.param({"x-max-priority": 5}, {}, ["x-max-priority is 5", "disk"], id="classic"),
         pytest.param(
             QUORUM | {"x-message-ttl": 600_000, "x-dead-letter-exchange": "elsewhere"},
             {},
