@@ -71,14 +71,10 @@ async def tab(browser: Browser) -> AsyncIterator[Tab]:
                 complaints.append(said.text)
 
         async def open_tab(
-            url: str,
-            *,
-            scheme: str = "light",
-            viewport: ViewportSize = WIDE,
-            may_complain: bool = False,
+            url: str, *, viewport: ViewportSize = WIDE, may_complain: bool = False
         ) -> Page:
             context = await browser.new_context(
-                color_scheme="dark" if scheme == "dark" else "light",
+                color_scheme="light",
                 viewport=viewport,
                 permissions=["clipboard-read", "clipboard-write"],
             )

@@ -392,38 +392,6 @@ async def subscribe(
         await amqp.delete([TEAM_QUEUE, DEAD_LETTERS])
 
 
-async def _text_back(
-    bridge: Running, http: httpx.AsyncClient, canaries: Canaries, **members: str
-) -> dict[str, str]:
-    """Have the service call the webhook for a text that came in."""
-    data = {"from": canaries.number(), "text": canaries.text() + AWKWARD}
-    body = json.dumps({"type": "message.received", "data": data, **members}, indent=1).encode()
-    headers = {SIGNATURE: canaries.sign(body)}
-    answer = await http.post(bridge.webhook_url, content=body, headers=headers)
-    assert answer.status_code == 200
-    return data
-
-
-async def test_events_are_handled_and_acked(
-    subscribe: Subscribe,
-    bridge: Running,
-    http: httpx.AsyncClient,
-    canaries: Canaries,
-    tmp_path: Path,
-) -> None:
-    subscriber = await subscribe(tmp_path / "events")
-    first = await _text_back(bridge, http, canaries, id="evt-1")
-    second = await _text_back(bridge, http, canaries)
-
-    written = await subscriber.until_written(2)
-    await subscriber.until_settled()
-
-    assert written == [
-        {"id": "evt-1", "type": "message.received", **first},
-        {"id": None, "type": "message.received", **second},
-    ]
-
-
 async def test_services_differ_and_their_events_do_not(
     subscribe: Subscribe,
     bridge: Running,
