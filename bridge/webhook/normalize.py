@@ -10,7 +10,6 @@ import itertools
 import json
 import re
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, Final
 
 from pydantic_core import to_json
@@ -29,12 +28,11 @@ from bridge.json_pointer import (
 from bridge.telemetry.log_format import utc_milliseconds
 from bridge.webhook.event import (
     JSON,
-    REPEAT_KEY_BYTES,
     UNPARSED,
     WebhookEvent,
-    identity_of,
     inflate,
     read_body,
+    repeat_key_of,
     routing_key_of,
 )
 from bridge.webhook.receipts import Receipt, find_provider_id, read_receipt
@@ -63,6 +61,8 @@ class EventFields:
         "endpoint",
         "from_pointers",
         "id_pointers",
+        "item_id_pointers",
+        "item_type_pointers",
         "items_pointer",
         "keyword_pointers",
         "media",
@@ -82,8 +82,10 @@ class EventFields:
         self.endpoint = endpoint
         self.provider = endpoint.preset
         self.items_pointer = endpoint.items_pointer
-        self.type_pointers = endpoint.event_type_pointers
-        self.id_pointers = endpoint.event_id_pointers
+        # Pointers into the first item of a bundle are for every item.
+        item = f"{endpoint.items_pointer}/0"
+        self.type_pointers, self.item_type_pointers = _split(endpoint.event_type_pointers, item)
+        self.id_pointers, self.item_id_pointers = _split(endpoint.event_id_pointers, item)
         self.writes_digits = endpoint.numbers == "digits"
         self.message_types = frozenset(message.type_values)
         self.from_pointers = message.from_pointers
@@ -114,21 +116,33 @@ def normalize(
     plain = body if content_encoding is None else inflate(body, content_encoding)
     document = read_body(plain, content_type)
     reader = _FieldReader(body, verified, fields, now, reference)
-    raw = _write_raw(body, content_type, content_encoding)
+    whole = _Source(_write_raw(body, content_type, content_encoding))
     pointer = fields.items_pointer
-    if pointer is not None:
-        items = find_all(document, pointer)[0]
-        if isinstance(items, list) and items:
-            if len(items) == 1:
-                return reader.read_items(document, items, [raw])
-            contents = _split_items(plain, pointer, len(items))
-            if contents is not None:
-                raws = [_write_raw(content, content_type, None) for content in contents]
-                return reader.read_items(document, items, raws)
-            document = None
-    kind = find_text(document, fields.type_pointers)
-    event_id = verified.event_id or find_id(document, fields.id_pointers)
-    return reader.read(document, kind, event_id, raw)
+    if pointer is None:
+        return reader.read_whole(document, whole)
+    items = find_all(document, pointer)[0]
+    if not isinstance(items, list) or not items:
+        return reader.read_whole(document, whole)
+    if len(items) == 1:
+        # From the first bracket to the last: no less than the item, and as a rule no more.
+        whole.item = plain[plain.find(b"[") + 1 : plain.rfind(b"]")].strip()
+        return reader.read_items(document, items, [whole])
+    contents = _split_items(plain, pointer, len(items))
+    if contents is None:
+        return reader.read_whole(None, whole)
+    sources = [_Source(_write_raw(one, content_type, None), one) for one in contents]
+    return reader.read_items(document, items, sources)
+
+
+class _Source:
+    """The raw body of an event; for an item of a bundle also its JSON, and its place."""
+
+    __slots__ = ("item", "place", "raw")
+
+    def __init__(self, raw: dict[str, str], item: bytes | None = None) -> None:
+        self.raw = raw
+        self.item = item
+        self.place: dict[str, int] | None = None
 
 
 class _FieldReader:
@@ -150,60 +164,48 @@ class _FieldReader:
         self._sha256 = hashlib.sha256(body).hexdigest()
         self._received_at = utc_milliseconds(now)
 
+    def read_whole(self, document: Any, source: _Source) -> list[WebhookEvent]:  # noqa: ANN401  JSON
+        """Return the events of a webhook that is no bundle."""
+        fields = self._fields
+        kind = find_text(document, fields.type_pointers)
+        event_id = self._verified.event_id or find_id(document, fields.id_pointers)
+        return self.read(document, kind, event_id, source)
+
     def read_items(
         self,
         document: Any,  # noqa: ANN401  JSON
         items: Sequence[Any],
-        raws: Sequence[dict[str, str]],
+        sources: Sequence[_Source],
     ) -> list[WebhookEvent]:
         """Return the events of the items of a bundle."""
         fields, count = self._fields, len(items)
-        endpoint = fields.endpoint
-        types, item_types = _split_pointers(fields.type_pointers, fields.items_pointer)
-        ids, item_ids = _split_pointers(fields.id_pointers, fields.items_pointer)
-        kind = find_text(document, types)
-        event_id = self._verified.event_id or find_id(document, ids)
+        kind = find_text(document, fields.type_pointers)
+        event_id = self._verified.event_id or find_id(document, fields.id_pointers)
         events: list[WebhookEvent] = []
         for index, item in enumerate(items):
-            item_id = find_id(item, item_ids)
+            item_kind = find_text(item, fields.item_type_pointers) or kind
+            item_id = find_id(item, fields.item_id_pointers)
             if item_id is None and event_id is not None:
                 item_id = event_id if count == 1 else f"{event_id}:{index}"
-            events_of_item = self.read(
-                item,
-                find_text(item, item_types) or kind,
-                item_id,
-                raws[index],
-                None if count == 1 else {"index": index, "count": count},
-            )
-            content = self._digest_item(item, index)
-            for event in events_of_item:
-                # The type may stand beside the items.
-                digest = f"{event.type} {content}"
-                event.identity = identity_of(endpoint, digest, event.event_id)
-            events += events_of_item
-        if any(event.identity is not None for event in events):
+            source = sources[index]
+            if count > 1:
+                source.place = {"index": index, "count": count}
+            events += self.read(item, item_kind, item_id, source)
+        with_id = sum(event.repeat_key is not None for event in events)
+        if 0 < with_id < len(events):
             # The ids of the others show whether the bundle is a repeat.
             for number, event in enumerate(events):
-                if event.identity is None:
-                    event.identity = identity_of(endpoint, self._sha256, str(number))
+                if event.repeat_key is None:
+                    content = self._sha256.encode()
+                    event.repeat_key = repeat_key_of(fields.endpoint, str(number), content)
         return events
-
-    def _digest_item(self, item: Any, index: int) -> str:  # noqa: ANN401  JSON
-        """Return a digest of an item alone, so that a repeat is recognised in any bundle."""
-        try:
-            # Takes a third of the instructions of SHA-256.
-            return hashlib.blake2b(to_json(item), digest_size=REPEAT_KEY_BYTES).hexdigest()
-        except ValueError:
-            # Half of a surrogate pair, or nested too deeply: recognised in the same bundle.
-            return f"{self._sha256}:{index}"
 
     def read(
         self,
         document: Any,  # noqa: ANN401  JSON
         kind: str | None,
         event_id: str | None,
-        raw: dict[str, str],
-        bundle: dict[str, int] | None = None,
+        source: _Source,
     ) -> list[WebhookEvent]:
         """Return the events of one item, or of a webhook that is no bundle.
 
@@ -214,34 +216,33 @@ class _FieldReader:
         endpoint = fields.endpoint
         receipt = read_receipt(document, kind, endpoint, self._reference)
         if receipt is not None and receipt.delivery is not None:
-            return [self._receipt_event(document, receipt, event_id, raw, bundle)]
+            return [self._receipt_event(document, receipt, event_id, source)]
         is_message = kind in fields.message_types if fields.message_types else kind is None
         if receipt is None and is_message:
             data = _read_message(document, fields)
             if data is not None:
                 if event_id is None:
                     event_id = data.get("provider_id")
-                event = self._event(RECEIVED, data, event_id, raw, bundle)
-                opt_out = self._opt_out_event(document, data, event_id, raw, bundle)
+                event = self._event(RECEIVED, data, event_id, source)
+                opt_out = self._opt_out_event(document, data, event_id, source)
                 return [event] if opt_out is None else [event, opt_out]
         lacks_fields = is_message or (receipt is None and kind in endpoint.receipts.type_values)
         if not kind or lacks_fields:
-            return [self._event(UNPARSED, {}, event_id, raw, bundle, receipt)]
+            return [self._event(UNPARSED, {}, event_id, source, receipt)]
         kind = dotted_type(kind, fields.provider)
         if receipt is not None and event_id is not None and event_id == receipt.provider_id:
             event_id = f"{event_id}:{_word(f'{kind}:{receipt.status}')}"
         if kind in NORMALIZED_TYPES:
             # Subscribers rely on the members that events of these types have.
             kind = UNPARSED
-        return [self._event(kind, {}, event_id, raw, bundle, receipt)]
+        return [self._event(kind, {}, event_id, source, receipt)]
 
     def _receipt_event(
         self,
         document: Any,  # noqa: ANN401  JSON
         receipt: Receipt,
         event_id: str | None,
-        raw: dict[str, str],
-        bundle: dict[str, int] | None,
+        source: _Source,
     ) -> WebhookEvent:
         fields, kind = self._fields, f"receipt.{receipt.delivery}"
         to_pointers = fields.endpoint.receipts.to_pointers
@@ -257,15 +258,14 @@ class _FieldReader:
             "code": receipt.code,
             "meaning": receipt.meaning,
         }
-        return self._event(kind, _known(data), event_id, raw, bundle, receipt)
+        return self._event(kind, _known(data), event_id, source, receipt)
 
     def _opt_out_event(
         self,
         document: Any,  # noqa: ANN401  JSON
         message: dict[str, Any],
         event_id: str | None,
-        raw: dict[str, str],
-        bundle: dict[str, int] | None,
+        source: _Source,
     ) -> WebhookEvent | None:
         fields = self._fields
         if not fields.keyword_pointers:
@@ -284,15 +284,14 @@ class _FieldReader:
             "provider_id": message.get("provider_id"),
         }
         event_id = None if event_id is None else f"{event_id}:{kind}"
-        return self._event(kind, _known(data), event_id, raw, bundle)
+        return self._event(kind, _known(data), event_id, source)
 
     def _event(
         self,
         kind: str,
         data: dict[str, Any],
         event_id: str | None,
-        raw: dict[str, str],
-        bundle: dict[str, int] | None,
+        source: _Source,
         receipt: Receipt | None = None,
     ) -> WebhookEvent:
         endpoint = self._fields.endpoint
@@ -304,9 +303,14 @@ class _FieldReader:
         event["provider"] = self._fields.provider
         event["received_at"] = self._received_at
         event["data"] = data
-        event["raw"] = raw
-        if bundle is not None:
-            event["bundle"] = bundle
+        event["raw"] = source.raw
+        if source.place is not None:
+            event["bundle"] = source.place
+        if source.item is None:
+            content = self._sha256.encode()
+        else:
+            # A repeat is recognised in any bundle. The type may stand beside the items.
+            content = b"%b %b" % (kind.encode(), source.item)
         return WebhookEvent(
             body=_write(event),
             content_type=JSON,
@@ -314,7 +318,7 @@ class _FieldReader:
             routing_key=routing_key_of(kind, endpoint),
             sha256=self._sha256,
             event_id=event_id,
-            identity=identity_of(endpoint, self._sha256, event_id),
+            repeat_key=repeat_key_of(endpoint, event_id, content),
             signed_at=self._verified.timestamp,
             receipts=() if receipt is None else (receipt,),
         )
@@ -446,14 +450,11 @@ def _with_whole_characters(value: Any) -> Any:  # noqa: ANN401  JSON
 # --- Bundles --------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=64)
-def _split_pointers(
-    pointers: tuple[str, ...], items_pointer: str | None
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the pointers into a bundle, and those into each item, which point into the first."""
-    begin = f"{items_pointer}/0"
-    of_items = tuple(one.removeprefix(begin) for one in pointers if one.startswith(f"{begin}/"))
-    return tuple(one for one in pointers if not one.startswith(f"{begin}/")), of_items
+def _split(pointers: tuple[str, ...], item: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the pointers that do not lead into this item, and the rest of each that does."""
+    below = f"{item}/"
+    beside = tuple(one for one in pointers if not one.startswith(below))
+    return beside, tuple(one.removeprefix(item) for one in pointers if one.startswith(below))
 
 
 def _split_items(plain: bytes, pointer: str, count: int) -> list[bytes] | None:
