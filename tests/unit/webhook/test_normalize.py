@@ -438,11 +438,11 @@ def test_items_that_json_cannot_express_are_told_apart() -> None:
     """Half of a surrogate pair has no UTF-8, and the bridge cannot write 700 nested lists."""
     deep = f'{{"messageId":"m-3","deep":{"[" * 700}{"]" * 700}}}'
     halves = [MESSAGE.replace("u00e9", half) for half in ("ud83d", "ud83e")]
-    events, repeat = (events_of("infobip", bundle(*halves, deep, deep)) for _ in range(2))
+    events, repeat = (events_of("infobip", bundle(*halves, deep)) for _ in range(2))
 
     keys = [event.repeat_key for event in events]
     assert None not in keys
-    assert len(set(keys)) == len(keys) == 4
+    assert len(set(keys)) == len(keys) == 3
     assert [event.repeat_key for event in repeat] == keys
 
 
