@@ -1,6 +1,7 @@
 """Leaves a RabbitMQ node that is cut off from the other nodes of its cluster."""
 
 import asyncio
+import itertools
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -56,13 +57,15 @@ class MajorityWatch:
     """Notices that a worker's node is cut off from its cluster, while another node is not.
 
     Such a node keeps its connections and answers passive declares, but delivers nothing (seen with
-    4.3.6). It cannot declare a queue, which takes a majority of the nodes: the exclusive `queue` is
-    declared and deleted at regular intervals, half of the patience.
+    4.3.6). It cannot declare a queue, which takes a majority of the nodes. At regular intervals,
+    half of the patience, an exclusive queue whose name begins with `prefix` is declared and
+    deleted.
     """
 
-    def __init__(self, settings: RabbitMQSettings, queue: str) -> None:
+    def __init__(self, settings: RabbitMQSettings, prefix: str) -> None:
         self._settings = settings
-        self._queue = queue
+        self._prefix = prefix
+        self._numbers = itertools.count(1)
         self._patience = Patience(leave_after_seconds(settings))
 
     @property
@@ -93,7 +96,7 @@ class MajorityWatch:
             except (ChannelAccessRefused, ChannelPreconditionFailed):
                 # A permission is missing, or the virtual host has as many queues as it may have.
                 # RabbitMQ logs an error for each attempt.
-                log.debug("majority_not_watched", queue=self._queue)
+                log.debug("majority_not_watched", queue=self._prefix)
                 return
             except Exception as error:  # noqa: BLE001  aiormq raises more than its own classes
                 heed_cancellation()
@@ -132,7 +135,9 @@ class MajorityWatch:
             await close_quietly(connection)
 
     async def _declare(self, connection: Connection) -> None:
+        # A name of its own: the last queue stays locked if its node was cut off before the delete.
+        queue = f"{self._prefix}.{next(self._numbers)}"
         channel = await open_channel(connection)
-        await channel.queue_declare(self._queue, exclusive=True, arguments=_CLASSIC)
-        await channel.queue_delete(self._queue)
+        await channel.queue_declare(queue, exclusive=True, arguments=_CLASSIC)
+        await channel.queue_delete(queue)
         await close_channel(channel)
