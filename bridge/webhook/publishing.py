@@ -19,7 +19,7 @@ from bridge.webhook.receipts import DeliveryState, Receipt
 LEAST_RECENT_EVENTS: Final = 100_000
 # Outcome events of one webhook in flight at once. Services bundle up to this many receipts.
 MAX_AT_ONCE: Final = 100
-_OUTCOMES: Final[dict[DeliveryState | None, ReceiptOutcome]] = {
+_OUTCOME_OF_DELIVERY: Final[dict[DeliveryState | None, ReceiptOutcome]] = {
     "delivered": "delivered",
     "failed": "undelivered",
 }
@@ -165,7 +165,7 @@ async def all_of(*publishes: Awaitable[bool]) -> list[bool]:
 
 def _outcome_events(receipts: Sequence[Receipt], at: float) -> Iterator[OutcomeEvent]:
     for receipt in receipts:
-        outcome = _OUTCOMES.get(receipt.delivery)
+        outcome = _OUTCOME_OF_DELIVERY.get(receipt.delivery)
         if outcome is not None:
             yield OutcomeEvent(
                 outcome,

@@ -25,7 +25,7 @@ _NO_SPAN: Final = Span(())
 # Logged as the type of a receipt whose own type is not in the settings.
 RECEIPT: Final = "receipt"
 # Outcome of a webhook that never reached the receiver, by the status of the response.
-_OUTCOMES: Final[dict[int, WebhookOutcome]] = {
+_OUTCOME_OF_STATUS: Final[dict[int, WebhookOutcome]] = {
     401: "invalid_signature",
     413: "too_large",
     503: "overloaded",
@@ -165,7 +165,7 @@ class Recorder:
         self._count_request(method, route or UNMATCHED, status)
         if route is None or status == _NOT_ALLOWED_STATUS:
             return
-        outcome = _OUTCOMES.get(status, "incomplete")
+        outcome = _OUTCOME_OF_STATUS.get(status, "incomplete")
         why = None
         if response is REFUSED or response is ASK_AGAIN:
             outcome, why = "invalid_signature", "missing"

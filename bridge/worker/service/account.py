@@ -77,7 +77,10 @@ class Account:
         return self.breaker.pause_reason
 
     def wanted_prefetch(self) -> int:
-        """Return the current prefetch: enough to send, or for a probe while the breaker is open."""
+        """Return the current prefetch: enough to send, or for a probe while the breaker is open.
+
+        Closes the breaker first if it only waited and the wait has passed.
+        """
         self.breaker.end_passed_wait()
         if self.breaker.trip is not None:
             return self.breaker.probes_wanted
