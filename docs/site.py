@@ -20,6 +20,8 @@ FILES = (
     "helm/sms-bridge/README.md",
 )
 FOLDERS = ("docs", "examples", "helm/sms-bridge/files")
+# Their tables need the room of the table of contents.
+WIDE_PAGES = ("docs/metrics.md", "docs/log-events.md")
 # Not copied: programs that make the documents, and build results of the examples (.gitignore).
 NOT_COPIED = shutil.ignore_patterns(
     *("site.py", "*picture*.py", "__pycache__"),
@@ -34,6 +36,9 @@ def gather(repository: Path, folder: Path) -> None:
     for name in FILES:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(repository / name, folder / name)
+    for name in WIDE_PAGES:
+        text = (folder / name).read_text()
+        (folder / name).write_text(f"---\nhide: [toc]\n---\n{text}")
 
 
 def main(site: str, repository: str = str(ROOT)) -> None:

@@ -1,5 +1,6 @@
 """The documentation site builds, is complete, and loads nothing from other hosts."""
 
+import re
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -70,6 +71,21 @@ def test_each_page_is_on_the_site(site: Path) -> None:
 
     assert len(pages) > 20
     assert {page for page in indexes if not (site / page).is_file()} == set()
+
+
+def test_steps_are_numbered_on(site: Path) -> None:
+    """Blocks within a list item are indented by four spaces; with fewer the site ends the list."""
+    fenced = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+    shallow = {
+        f"{path.relative_to(ROOT)}: {line}"
+        for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"))
+        for line in fenced.sub("", path.read_text(encoding="utf-8")).splitlines()
+        if re.match(r" {1,3}\S", line)
+    }
+    page = (site / "docs/deployment.html").read_text(encoding="utf-8")
+
+    assert shallow == set()
+    assert page.count("<ol>") == 1
 
 
 def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
