@@ -76,8 +76,8 @@ class Evidence:
     """The facts, collected after every process has ended.
 
     `published` counts the attempts to publish each message. `slow` and `cut` contain the times at
-    which a worker logged a timeout or a lost connection, by idempotency key. `nameless` messages
-    were published without an id. `rows` are the messages of each ordering key, in order.
+    which a worker logged a timeout or a lost connection, and `spoiled` those at which a fault spoiled
+    an answer, by idempotency key. `nameless` messages were published without an id. `rows` are the messages of each ordering key, in order.
     """
 
     published: Mapping[str, int]
@@ -88,6 +88,7 @@ class Evidence:
     faults: Sequence[Fault] = ()
     slow: Mapping[str, Sequence[float]] = field(default_factory=dict)
     cut: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    spoiled: Mapping[str, Sequence[float]] = field(default_factory=dict)
     nameless: Collection[str] = frozenset()
     rows: Collection[Sequence[str]] = ()
     concurrency: int = 50
@@ -276,6 +277,10 @@ class _Checker:
 
     def _explain(self, root: Post, post: Post) -> tuple[Cause, Fault | None]:
         """Find the cause of a POST after a possible acceptance."""
+        # The service may have accepted the POST before the fault that spoiled its answer began.
+        spoiled = self._evidence.spoiled.get(root.key or "", ())
+        if any(root.at <= moment <= post.at for moment in spoiled):
+            return "api_fault", None
         # The service may end before it sends an answer that it has counted.
         cut = self._evidence.cut.get(root.key or "", ())
         was_cut = any(root.at <= moment <= post.at for moment in cut)

@@ -3,6 +3,7 @@
 import asyncio
 import struct
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -37,8 +38,6 @@ NOTICE_SECONDS: Final = 3.0
 # The worker logs a frame with a wrong length as an unexpected error.
 CUT_SHORT: Final = "cut short"
 HALVES, GARBAGE = "API cuts its answers", "API answers garbage"
-# During these faults, an answer that the service logged may not have reached the worker.
-SPOILING: Final = frozenset({HALVES, GARBAGE})
 
 _API_FAULTS: Final[Mapping[str, dict[str, object]]] = {
     "API 500": {"status": 500},
@@ -105,7 +104,7 @@ class Nemesis:
     """Deals faults from a shuffled deck, so that every kind occurs regularly.
 
     `timeline` contains all faults, and `stalls` the faults after which nothing was sent. `spoiled`
-    contains the keys of POSTs with a spoiled answer.
+    contains the times at which answers were spoiled, by the key of the POST.
     """
 
     def __init__(
@@ -113,7 +112,7 @@ class Nemesis:
     ) -> None:
         self.timeline: list[Fault] = []
         self.stalls: list[str] = []
-        self.spoiled: set[str] = set()
+        self.spoiled: defaultdict[str, list[float]] = defaultdict(list)
         self.new_keys = 0
         self._rig = rig
         self._random = rng
@@ -311,7 +310,7 @@ class Nemesis:
         for line in request.partition(b"\r\n\r\n")[0].split(b"\r\n"):
             name, _, value = line.partition(b":")
             if name.lower() == b"idempotency-key":
-                self.spoiled.add(value.strip().decode("ascii"))
+                self.spoiled[value.strip().decode("ascii")].append(time.time())
 
     # Nodes of a cluster
 

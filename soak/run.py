@@ -25,7 +25,7 @@ from bridge import is_compiled
 from bridge.errors import BridgeError
 from soak import checker, webhook_checker
 from soak.growth import Growth, Sample, is_judged, measure
-from soak.nemesis import CUT_SHORT, SPOILING, Nemesis
+from soak.nemesis import CUT_SHORT, Nemesis
 from soak.report import Books, draw, tell
 from soak.rig import (
     CONCURRENCY,
@@ -256,12 +256,6 @@ class Soak:
                 for key, moments in read.items():
                     kept[key] += moments
                 read.clear()
-        spoiling = [fault for fault in self.nemesis.timeline if fault.kind in SPOILING]
-
-        def is_spoiled(post: checker.Post) -> bool:
-            covered = any(fault.covers(post.at) for fault in spoiling)
-            return covered and post.key in self.nemesis.spoiled
-
         taken = await rig.take_messages([DEAD])
         for letter in taken:
             if (name := letter["app_id"]).startswith(MALFORMED):
@@ -273,16 +267,13 @@ class Soak:
         return checker.Evidence(
             published=publisher.published,
             confirmed=publisher.confirmed,
-            # The answer of the service did not reach the worker.
-            posts=[
-                post._replace(status=None) if is_spoiled(post) else post
-                for post in await rig.api.read_posts(known)
-            ],
+            posts=await rig.api.read_posts(known),
             dead=dead_letters(taken, known),
             waiting=[owners.get(one["number"], one["number"]) for one in waiting],
             faults=self.nemesis.timeline,
             slow=slow,
             cut=cut,
+            spoiled=dict(self.nemesis.spoiled),
             nameless={one.message_id for one in known if not one.has_id},
             rows=rows.values(),
             concurrency=CONCURRENCY,

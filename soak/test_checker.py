@@ -54,6 +54,14 @@ def test_finds_a_lost_message() -> None:
     assert len(verdict.histories["a"]) == 2
 
 
+def test_an_answer_is_spoiled_after_its_post() -> None:
+    """The service may have accepted the POST before the fault began."""
+    posts = [_post(at=100), _post(at=140)]
+
+    assert _check(posts, spoiled={"a": [101.2]}).problems == []
+    assert _check(posts, spoiled={"a": [99.8, 141], "b": [101]}).problems != []
+
+
 def test_counts_what_was_never_confirmed_apart() -> None:
     """A message without a confirm may be there or not; neither is a loss."""
     posts = [_post(), _post(message_id="b", key="b")]
