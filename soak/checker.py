@@ -76,8 +76,9 @@ class Evidence:
     """The facts, collected after every process has ended.
 
     `published` counts the attempts to publish each message. `slow` and `cut` contain the times at
-    which a worker logged a timeout or a lost connection, and `spoiled` those at which a fault spoiled
-    an answer, by idempotency key. `nameless` messages were published without an id. `rows` are the messages of each ordering key, in order.
+    which a worker logged a timeout or a lost connection, and `spoiled` the times at which a fault
+    spoiled an answer, by idempotency key. `nameless` messages were published without an id. `rows`
+    are the messages of each ordering key, in order.
     """
 
     published: Mapping[str, int]

@@ -42,9 +42,8 @@ RECEIVED: Final = "message.received"
 # A bundle of more items is published as one event.
 MAX_ITEMS: Final = 1000
 MAX_MEDIA: Final = 100
-# Digits of an international number without its +. Short codes have fewer.
-_MIN_DIGITS: Final = 8
-_MAX_DIGITS: Final = 15
+# An international number without its +. Short codes have fewer digits.
+_INTERNATIONAL: Final = re.compile(r"[1-9][0-9]{7,14}")
 _HALF_CHARACTER: Final = re.compile(r"[\ud800-\udfff]")
 # Numbers stay text, because Python refuses to convert integers of more than 4,300 digits.
 _DECODER: Final = json.JSONDecoder(parse_int=str, parse_float=str)
@@ -191,13 +190,13 @@ class _FieldReader:
             if count > 1:
                 source.place = {"index": index, "count": count}
             events += self.read(item, item_kind, item_id, source)
-        with_id = sum(event.repeat_key is not None for event in events)
-        if 0 < with_id < len(events):
+        without_id = [number for number, event in enumerate(events) if event.repeat_key is None]
+        if len(without_id) < len(events):
             # The ids of the others show whether the bundle is a repeat.
-            for number, event in enumerate(events):
-                if event.repeat_key is None:
-                    content = self._sha256.encode()
-                    event.repeat_key = repeat_key_of(fields.endpoint, str(number), content)
+            content = self._sha256.encode()
+            for number in without_id:
+                key = repeat_key_of(fields.endpoint, str(number), content)
+                events[number].repeat_key = key
         return events
 
     def read(
@@ -310,7 +309,7 @@ class _FieldReader:
             content = self._sha256.encode()
         else:
             # A repeat is recognised in any bundle. The type may stand beside the items.
-            content = b"%b %b" % (kind.encode(), source.item)
+            content = b" ".join((kind.encode(), source.item))
         return WebhookEvent(
             body=_write(event),
             content_type=JSON,
@@ -364,14 +363,10 @@ def _find_number(
         for value in find_all(document, pointer):
             text = None if isinstance(value, bool) else as_text(value)
             if text:
-                return f"+{text}" if fields.writes_digits and _is_international(text) else text
+                return (
+                    f"+{text}" if fields.writes_digits and _INTERNATIONAL.fullmatch(text) else text
+                )
     return None
-
-
-def _is_international(text: str) -> bool:
-    """Whether a text is an international number without its +."""
-    has_length = _MIN_DIGITS <= len(text) <= _MAX_DIGITS
-    return has_length and text.isascii() and text.isdecimal() and text[0] != "0"
 
 
 def _find_media(
