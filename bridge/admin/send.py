@@ -56,7 +56,6 @@ class SentRequest:
         self._connection = connection
         self._queue = queue
         self._replies = replies
-        self._why: str | None = None
         self.message_id = message_id
         self.outcome: dict[str, Any] | None = None
 
@@ -66,39 +65,27 @@ class SentRequest:
         Raises BridgeError if there is no outcome in time.
         """
         loop = asyncio.get_running_loop()
+        why: str | None = None
         ends_at, look_at = loop.time() + seconds, loop.time() + LOOK_SECONDS
-        while (left := ends_at - loop.time()) > 0:
+        while (reply := await _take_reply(self._replies)) is None:
+            now = loop.time()
+            if now < min(look_at, ends_at):
+                await asyncio.sleep(POLL_SECONDS)
+                continue
+            before = why
+            # The previous reason stays if there is no answer in time.
             with contextlib.suppress(TimeoutError):
-                async with Deadline(left):
-                    self.outcome = await self._poll(min(look_at, ends_at))
-            if self.outcome is not None:
-                return
-            if (left := ends_at - loop.time()) > 0:
-                before = self._why
-                await self._look(min(left, LOOK_SECONDS))
-                if self._why is not None and self._why != before:
-                    yield self._why
-                look_at = loop.time() + LOOK_SECONDS
-        await self._look(LOOK_SECONDS)
-        why = f" ({self._why})" if self._why else ""
-        raise BridgeError(f"no outcome within {seconds:g} s{why}; the request stays queued")
-
-    async def _poll(self, until: float) -> dict[str, Any] | None:
-        while self._replies is not None:
-            reply = await _take_reply(self._replies)
-            if reply is not None:
-                outcome: dict[str, Any] = json.loads(reply.body)
-                return outcome
-            if asyncio.get_running_loop().time() >= until:
-                break
-            await asyncio.sleep(POLL_SECONDS)
-        return None
-
-    async def _look(self, seconds: float) -> None:
-        """Look for the reason of the delay; keep the previous one if there is no answer in time."""
-        with contextlib.suppress(TimeoutError):
-            async with Deadline(seconds):
-                self._why = await self._find_reason()
+                async with Deadline(LOOK_SECONDS):
+                    why = await self._find_reason()
+            if now >= ends_at:
+                told = f" ({why})" if why else ""
+                raise BridgeError(
+                    f"no outcome within {seconds:g} s{told}; the request stays queued"
+                )
+            if why is not None and why != before:
+                yield why
+            look_at = loop.time() + LOOK_SECONDS
+        self.outcome = json.loads(reply.body)
 
     async def _find_reason(self) -> str | None:
         queue = self._settings.worker.queue
@@ -165,7 +152,9 @@ async def _open_replies(channel: AbstractChannel) -> AbstractQueue:
     return queue
 
 
-async def _take_reply(replies: AbstractQueue) -> AbstractIncomingMessage | None:
+async def _take_reply(replies: AbstractQueue | None) -> AbstractIncomingMessage | None:
+    if replies is None:
+        return None
     try:
         async with Deadline(RPC_TIMEOUT_SECONDS):
             return await replies.get(fail=False, no_ack=True, timeout=None)

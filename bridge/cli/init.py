@@ -5,7 +5,7 @@ import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
@@ -29,24 +29,12 @@ from bridge.start_checks import check_roles
 
 app = typer.Typer()
 
-_HELP: Final = """\
-Ask five questions and write config.yaml, or the chart's values.yaml for Kubernetes.
-
-The command asks where the bridge runs, and for the broker, the SMS service, its API key and its
-webhooks. The configuration contains no secrets, only the names of the files or Kubernetes Secrets
-that hold them. If such a file does not exist, the command asks for the secret and writes the file.
-
-Each option answers a question in advance. With --yes, or without a terminal, the command asks
-nothing, and reports missing options.
-"""
-
 
 def _option(text: str, metavar: str | None = None) -> object:
     return typer.Option(metavar=metavar, help=text)
 
 
 @app.command(
-    help=_HELP,
     epilog=examples(
         "sms-bridge init",
         "sms-bridge init --preset twilio --check",
@@ -108,7 +96,16 @@ def init(  # noqa: PLR0913  an option each
         bool, typer.Option("--check", help="Run `check --online` at the end without asking first.")
     ] = False,
 ) -> None:
-    """Ask five questions and write a configuration; _HELP is the help text."""
+    """Ask five questions and write config.yaml, or the chart's values.yaml for Kubernetes.
+
+    The command asks where the bridge runs, and for the broker, the SMS service, its API key and its
+    webhooks. The configuration contains no secrets, only the names of the files or Kubernetes
+    Secrets that hold them. If such a file does not exist, the command asks for the secret and
+    writes the file.
+
+    Each option answers a question in advance. With --yes, or without a terminal, the command asks
+    nothing, and reports missing options.
+    """
     # Each option with a text answers the question of the same name.
     given = {key.replace("_", "-"): text for key, text in locals().items() if isinstance(text, str)}
     is_asked = not yes and sys.stdin.isatty() and sys.stdout.isatty()
