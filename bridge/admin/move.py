@@ -191,6 +191,12 @@ class MessageMover:
             "messages may be in both queues, with the same id; run it again"
         )
 
+    def check_stopped(self) -> None:
+        """Raise BridgeError if the run was stopped before its end."""
+        if self.stopping.is_set():
+            done = self.moved.total()
+            raise BridgeError(f"stopped after {done}; nothing is lost; run it again for the rest")
+
     async def check(self, queue: str, target: str) -> None:
         """Raise BrokerError unless the user may read `queue` and publish to `target`.
 

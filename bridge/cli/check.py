@@ -1,7 +1,6 @@
 """`sms-bridge check`: validate the configuration, and with --online try broker and API."""
 
 import asyncio
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -21,7 +20,7 @@ from bridge.cli.options import (
     read_settings,
     roles_of,
 )
-from bridge.cli.output import format_table, printable
+from bridge.cli.output import format_table, print_json, printable
 from bridge.config import Role, Settings
 from bridge.errors import EXIT_FAILED, ConfigError
 from bridge.start_checks import check_roles
@@ -103,7 +102,7 @@ def check(  # noqa: PLR0913  an option each
     configuration = None
     if not (quiet or (online and not as_json)):
         configuration = changed_settings(settings) if changed else settings.masked()
-    show = _print_json if as_json else _print_text
+    show = _report_json if as_json else _print_text
     show(configuration, missing, shown)
     if any(finding.result == "fail" for finding in findings):
         raise typer.Exit(EXIT_FAILED)
@@ -178,7 +177,7 @@ def _examine(
     return findings + asyncio.run(examine(settings, roles, management=management_url))
 
 
-def _print_json(
+def _report_json(
     configuration: dict[str, Any] | None,
     missing: dict[Role, str | None],
     findings: list[Finding],
@@ -188,7 +187,7 @@ def _print_json(
         "roles": {role: "ready" if why is None else why for role, why in missing.items()},
         "findings": [asdict(finding) for finding in findings],
     }
-    typer.echo(json.dumps(document, indent=2))
+    print_json(document)
 
 
 def _print_text(
@@ -213,7 +212,7 @@ def _print_rendering(
     rendering = render(settings, body, answers)
     if as_json:
         judged = [answer._asdict() for answer in rendering.answers]
-        typer.echo(json.dumps(rendering._asdict() | {"answers": judged}, indent=2))
+        print_json(rendering._asdict() | {"answers": judged})
         return
     typer.echo(f"POST {rendering.url}")
     for name, value in rendering.headers.items():

@@ -30,7 +30,7 @@ from bridge.cli.options import (
     read_settings,
     stop_at_signals,
 )
-from bridge.cli.output import counts_of, format_age, printable, progress_bar
+from bridge.cli.output import counts_of, format_age, print_json, printable, progress_bar
 from bridge.config import Settings
 from bridge.config.fields import parse_duration
 from bridge.errors import BridgeError, ConfigError
@@ -300,16 +300,16 @@ async def _carry_out(
             if as_json:
                 # A run that was cut short has no tally, and an error gives the reason.
                 tally = action.tally if is_complete else None
-                _print_json(tally, done, applied=action.apply, file=file)
+                _report_json(tally, done, applied=action.apply, file=file)
             elif verb == "replay" and action.apply:
                 typer.echo(f"replayed {done}")
             elif file and done:
                 typer.echo(f"discarded {done}, written to {file.path}")
-    is_stopped = letters.mover.stopping.is_set()
+    mover = letters.mover
+    is_stopped = mover.stopping.is_set()
     if not as_json:
         _print_left_out(action.tally, verb, applied=action.apply, is_stopped=is_stopped)
-    if is_stopped:
-        raise BridgeError(f"stopped after {done}; nothing is lost; run it again for the rest")
+    mover.check_stopped()
     if action.selection.ids and not action.tally.selected:
         raise _unknown_id(*action.selection.ids)
 
@@ -339,7 +339,7 @@ def _form_letter(row: dict[str, Any], *, as_json: bool, reveal: bool) -> str:
     return _ROW.format(*texts).rstrip()
 
 
-def _print_json(
+def _report_json(
     tally: Tally | None, done: int, *, applied: bool, file: NewLinesFile | None
 ) -> None:
     document: dict[str, object] = {"applied": applied, "done": done}
@@ -352,7 +352,7 @@ def _print_json(
         }
         if file and applied and done:
             document["file"] = str(file.path)
-    typer.echo(json.dumps(document, indent=2))
+    print_json(document)
 
 
 def _print_left_out(tally: Tally, verb: str, *, applied: bool, is_stopped: bool) -> None:

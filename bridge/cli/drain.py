@@ -1,7 +1,6 @@
 """`sms-bridge drain`: move the waiting messages to the dead letters."""
 
 import asyncio
-import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,15 +15,16 @@ from bridge.cli.options import (
     AsJson,
     AtMost,
     ConfigFile,
+    Reason,
     Yes,
     examples,
+    read_reason,
     read_settings,
     stop_at_signals,
 )
-from bridge.cli.output import counts_of, progress_bar
+from bridge.cli.output import counts_of, print_json, progress_bar
 from bridge.config import Settings
-from bridge.errors import BridgeError, ConfigError
-from bridge.topology.paused_queue import checked_reason
+from bridge.errors import ConfigError
 
 app = typer.Typer()
 
@@ -39,12 +39,7 @@ app = typer.Typer()
 def drain(  # noqa: PLR0913  an option each
     context: typer.Context,
     *,
-    reason: Annotated[
-        str,
-        typer.Option(
-            metavar="TEXT", help="One line, which others can read. Do not include phone numbers."
-        ),
-    ],
+    reason: Annotated[str, Reason],
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only print what the command would do (default).")
     ] = False,
@@ -70,10 +65,7 @@ def drain(  # noqa: PLR0913  an option each
     """
     if dry_run and yes:
         raise ConfigError("--dry-run and --yes: give only one of them")
-    try:
-        reason = checked_reason(reason)
-    except ValueError as error:
-        raise ConfigError(f"--reason: {error}") from None
+    reason = read_reason(reason)
     settings = read_settings(context, config)
     path = file or Path(f"drained-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.jsonl")
     asyncio.run(_drain(settings, reason, path, limit=limit, apply=yes, as_json=as_json))
@@ -96,7 +88,7 @@ async def _drain(
             _warn_of_workers(waiting, settings.worker.queue)
         if not apply:
             if as_json:
-                _print_json(waiting, applied=False, done=0)
+                _report_json(waiting, applied=False, done=0)
             else:
                 _print_waiting(waiting, total)
             return
@@ -109,10 +101,7 @@ async def _drain(
                         advance(count)
         finally:
             _print_moved(mover.moved, drain.maybe_sent, waiting, path, as_json=as_json)
-        if mover.stopping.is_set():
-            raise BridgeError(
-                f"stopped after {mover.moved.total()}; nothing is lost; run it again for the rest"
-            )
+        mover.check_stopped()
         rest = await count_waiting(mover.connection, settings.worker)
         if limit is None and rest.total:
             typer.echo(
@@ -136,7 +125,7 @@ def _print_moved(
         facts: dict[str, object] = {"moved": dict(moved), "maybe_sent": maybe_sent}
         if done:
             facts["file"] = str(path)
-        _print_json(waiting, applied=True, done=done, **facts)
+        _report_json(waiting, applied=True, done=done, **facts)
         return
     listed = f", listed in {path}" if done else ""
     typer.echo(f"moved {done}{counts_of(moved)}{listed}")
@@ -147,7 +136,7 @@ def _print_moved(
         )
 
 
-def _print_json(waiting: Waiting, *, applied: bool, done: int, **facts: object) -> None:
+def _report_json(waiting: Waiting, *, applied: bool, done: int, **facts: object) -> None:
     document = {
         "applied": applied,
         "done": done,
@@ -155,7 +144,7 @@ def _print_json(waiting: Waiting, *, applied: bool, done: int, **facts: object) 
         "workers": waiting.workers,
         **facts,
     }
-    typer.echo(json.dumps(document, indent=2))
+    print_json(document)
 
 
 def _warn_of_workers(waiting: Waiting, queue: str) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from bridge.errors import EXIT_CLEAN
+from bridge.errors import EXIT_CLEAN, ConfigError
 
 if TYPE_CHECKING:
     import asyncio
@@ -44,6 +44,11 @@ Yes = Annotated[
         "--yes", help="Make the changes. Without --yes, the command only prints what it would do."
     ),
 ]
+Reason = typer.Option(
+    "--reason",
+    metavar="TEXT",
+    help="One line, which others can read. Do not include phone numbers.",
+)
 AtMost = Annotated[int | None, typer.Option("--limit", help="Maximum number of messages.", min=1)]
 
 
@@ -55,6 +60,16 @@ def read_settings(context: typer.Context, config: Path | None) -> "Settings":
     named = os.environ.get(CONFIG_VARIABLE)
     path = config or context.obj or (Path(named) if named else None)
     return load_settings(path, os.environ)
+
+
+def read_reason(text: str) -> str:
+    """Check the text of --reason; raise ConfigError if it may not be shown to everybody."""
+    from bridge.topology.paused_queue import checked_reason
+
+    try:
+        return checked_reason(text)
+    except ValueError as error:
+        raise ConfigError(f"--reason: {error}") from None
 
 
 def roles_of(role: "Role | None") -> "list[Role]":

@@ -1,10 +1,13 @@
 """Output that commands share: tables, ages, escaped text, a progress bar, write errors."""
 
 import errno
+import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
+
+import typer
 
 # Errors of the file or device that receives the output; typer itself handles broken pipes.
 UNWRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
@@ -21,6 +24,10 @@ def format_table(
     for first, *middle, last in cells:
         padded = map(align, middle, widths[1:])
         yield "  ".join((first.ljust(widths[0]), *padded, last)).rstrip()
+
+
+def print_json(document: object) -> None:
+    typer.echo(json.dumps(document, indent=2))
 
 
 def format_age(seconds: float) -> str:

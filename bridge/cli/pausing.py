@@ -8,9 +8,7 @@ import typer
 from bridge.admin.pausing import explain_paused
 from bridge.admin.pausing import pause as pause_workers
 from bridge.admin.pausing import resume as resume_workers
-from bridge.cli.options import ConfigFile, examples, read_settings
-from bridge.errors import ConfigError
-from bridge.topology.paused_queue import checked_reason
+from bridge.cli.options import ConfigFile, Reason, examples, read_reason, read_settings
 
 app = typer.Typer()
 
@@ -21,12 +19,7 @@ app = typer.Typer()
 def pause(
     context: typer.Context,
     *,
-    reason: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEXT", help="One line, which others can read. Do not include phone numbers."
-        ),
-    ] = None,
+    reason: Annotated[str | None, Reason] = None,
     config: ConfigFile = None,
 ) -> None:
     """Stop sending: within two seconds, no worker of the queue begins another request.
@@ -37,10 +30,7 @@ def pause(
     expire there.
     """
     settings = read_settings(context, config)
-    try:
-        reason = None if reason is None else checked_reason(reason)
-    except ValueError as error:
-        raise ConfigError(f"--reason: {error}") from None
+    reason = None if reason is None else read_reason(reason)
     paused = asyncio.run(pause_workers(settings, reason))
     text, remedy = explain_paused(settings.worker.queue, paused)
     already = "" if paused.is_new else "already: "

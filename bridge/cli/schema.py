@@ -1,13 +1,11 @@
 """`sms-bridge schema`: JSON Schemas and an AsyncAPI document."""
 
-import json
-from typing import Any
-
 import typer
 
 from bridge.admin import asyncapi as contract
 from bridge.admin.asyncapi import event_schema, request_schema
 from bridge.cli.options import ConfigFile, examples, read_settings
+from bridge.cli.output import print_json
 from bridge.config import Settings
 
 app = typer.Typer(
@@ -18,26 +16,22 @@ app = typer.Typer(
 )
 
 
-def _print(document: dict[str, Any]) -> None:
-    typer.echo(json.dumps(document, indent=2))
-
-
 @app.command(name="config", epilog=examples("sms-bridge schema config > config.schema.json"))
 def config_() -> None:
     """Print the JSON Schema of the configuration."""
-    _print(Settings.model_json_schema())
+    print_json(Settings.model_json_schema())
 
 
 @app.command(epilog=examples("sms-bridge schema request > request.schema.json"))
 def request(context: typer.Context, *, config: ConfigFile = None) -> None:
     """Print the JSON Schema of a send request, with the configured limits."""
-    _print(request_schema(read_settings(context, config).worker))
+    print_json(request_schema(read_settings(context, config).worker))
 
 
 @app.command(epilog=examples("sms-bridge schema event > event.schema.json"))
 def event(context: typer.Context, *, config: ConfigFile = None) -> None:
     """Print the JSON Schema of an inbound event: routing key, properties, headers, body."""
-    _print(event_schema(read_settings(context, config)))
+    print_json(event_schema(read_settings(context, config)))
 
 
 @app.command(
@@ -47,4 +41,4 @@ def event(context: typer.Context, *, config: ConfigFile = None) -> None:
 )
 def asyncapi(context: typer.Context, *, config: ConfigFile = None) -> None:
     """Print an AsyncAPI 3.0 document of all queues and exchanges, as configured."""
-    _print(contract.asyncapi(read_settings(context, config)))
+    print_json(contract.asyncapi(read_settings(context, config)))

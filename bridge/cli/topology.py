@@ -1,7 +1,6 @@
 """`sms-bridge topology`: show, compare or create the entities that the bridge needs."""
 
 import asyncio
-import json
 from typing import Annotated, Any, Literal
 
 import typer
@@ -20,7 +19,7 @@ from bridge.cli.options import (
     read_settings,
     roles_of,
 )
-from bridge.cli.output import format_table
+from bridge.cli.output import format_table, print_json
 from bridge.config import Settings
 from bridge.errors import EXIT_FAILED, BrokerError
 from bridge.topology.comparison import compare
@@ -96,7 +95,7 @@ def show(
                 typer.echo(line)
         case "definitions":
             document = topology_formats.definitions(topology, vhost=vhost, policy=policy)
-            typer.echo(json.dumps(document, indent=2))
+            print_json(document)
         case "operator":
             resources = topology_formats.custom_resources(
                 topology, vhost=vhost, cluster=cluster, namespace=namespace, policy=policy
