@@ -288,6 +288,5 @@ def explain_pause(pause: PauseFacts) -> tuple[str, str]:
 
 
 def explain_local_pause(pause: PauseFacts) -> tuple[str, str]:
-    """Return why the worker on this computer is paused, and the remedy."""
     cause, remedy = explain_pause(pause)
     return f"the worker on this computer is paused ({pause.reason}): {cause}", remedy

@@ -30,7 +30,6 @@ JSON_SCHEMA: Final = "https://json-schema.org/draft/2020-12/schema"
 
 
 def request_schema(settings: WorkerSettings) -> dict[str, Any]:
-    """Make the JSON Schema of a send request, with the limits in effect."""
     model = OpenSendRequest if settings.extra_fields == "forward" else SendRequest
     schema = _schema(model)
     schema["properties"]["text"]["maxLength"] = settings.max_text_length

@@ -192,7 +192,6 @@ class MessageMover:
         )
 
     def check_stopped(self) -> None:
-        """Raise BridgeError if the run was stopped before its end."""
         if self.stopping.is_set():
             done = self.moved.total()
             raise BridgeError(f"stopped after {done}; nothing is lost; run it again for the rest")

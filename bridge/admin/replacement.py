@@ -148,7 +148,6 @@ def _write_value(value: object) -> object:
 
 
 def write_time(seconds: float | None) -> str | None:
-    """Format unix seconds for a JSON record."""
     if seconds is None:
         return None
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")

@@ -209,7 +209,6 @@ class Reading(NamedTuple):
     scrape: Scrape
 
     def count(self, name: str, **labels: str) -> int:
-        """Return the sum of the samples with this name and these labels."""
         return int(self.scrape.total(name, **labels))
 
     def moment(self, name: str) -> str | None:

@@ -13,7 +13,6 @@ _POLICY: Final = "sms-bridge"
 
 
 def rows(topology: Topology) -> Iterator[tuple[str, str, str]]:
-    """Yield kind, name and facts of each entity, for a table."""
     for queue in topology.queues:
         facts = (f"{key.removeprefix('x-')}={value}" for key, value in queue.arguments.items())
         yield "queue", queue.name, "durable " + " ".join(facts)

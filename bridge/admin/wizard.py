@@ -256,7 +256,6 @@ def _validate(answers: Answers, secrets: Mapping[Path, str]) -> Settings:
 
 
 def write_document(answers: Answers) -> str:
-    """Return the text of config.yaml, or of values.yaml for Kubernetes."""
     if answers["where"] == HOST:
         return _fill("config", _values(answers))
     return _fill("values", _values(answers) | _chart_values(answers))

@@ -157,7 +157,6 @@ def _missing(settings: Settings, role: Role | None) -> dict[Role, str | None]:
 
 
 def _check_any(missing: dict[Role, str | None]) -> None:
-    """Raise ConfigError if no role is configured."""
     if all(missing.values()):
         raise ConfigError(*(f"{role}: {why}" for role, why in missing.items()))
 

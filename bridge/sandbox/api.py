@@ -114,7 +114,6 @@ class SandboxApi:
 
     @asynccontextmanager
     async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
-        """Close the webhook sender when the application ends."""
         yield
         if self._webhooks is not None:
             await self._webhooks.close()
@@ -216,11 +215,9 @@ class SandboxApi:
         return Response(status_code=204)
 
     async def list_repeats(self, _request: Request) -> Response:
-        """Show the messages that repeat an earlier one, oldest first."""
         return JSONResponse({"repeats": [message.as_json() for message in self._store.repeats()]})
 
     async def list_requests(self, _request: Request) -> Response:
-        """Show every POST to the service, oldest first."""
         return JSONResponse({"requests": [one.as_json() for one in self._store.requests]})
 
     async def forget_requests(self, _request: Request) -> Response:
@@ -228,14 +225,12 @@ class SandboxApi:
         return Response(status_code=204)
 
     async def show_request(self, request: Request) -> Response:
-        """Show one request and its answer with headers and bodies."""
         received = self._store.find_request(request.path_params["number"])
         if received is None or received.exchange is None:
             raise HTTPException(404, "number: this request is not kept")
         return JSONResponse(received.as_json() | asdict(received.exchange))
 
     async def list_faults(self, _request: Request) -> Response:
-        """Show the remaining faults, with their remaining counts."""
         return JSONResponse({"faults": [self._describe(fault) for fault in self._store.faults]})
 
     def _describe(self, fault: Fault) -> dict[str, object]:
@@ -248,7 +243,6 @@ class SandboxApi:
         return await self.list_faults(request)
 
     async def add_fault(self, request: Request) -> Response:
-        """Add a fault at the end of the list."""
         if len(self._store.faults) >= MAX_FAULTS:
             raise HTTPException(409, f"There are {MAX_FAULTS} faults; end them first.")
         added = self._check([validate(Fault, await request.body())])

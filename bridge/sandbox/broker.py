@@ -137,7 +137,6 @@ class Broker:
             raise BrokerError(f"The private RabbitMQ {how}; the end of its log:\n{server.tail()}")
 
     def stop(self) -> None:
-        """Shut down cleanly."""
         self.resume()
         self._running.end(grace_seconds=STOP_SECONDS)
 
@@ -158,7 +157,6 @@ class Broker:
         self._running.signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Continue after `pause`."""
         self._running.signal(signal.SIGCONT)
 
     def ctl(self, *args: str, tool: str = "rabbitmqctl") -> str:
@@ -185,7 +183,6 @@ class Broker:
         self._epmd.close()
 
     def answers(self) -> bool:
-        """Whether it answers clients."""
         web = self.management_url
         return answers_amqp(self.url) and (web is None or _answers_http(f"{web}/api/overview"))
 
@@ -364,7 +361,6 @@ def _shakes_hands(connection: socket.socket) -> bool:
 
 
 def _answers_http(url: str) -> bool:
-    """Whether the management API answers the default user guest."""
     guest = ("guest", "guest")
     try:
         return httpx.get(url, auth=guest, trust_env=False, timeout=HANDSHAKE_SECONDS).is_success

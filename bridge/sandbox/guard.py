@@ -27,7 +27,6 @@ class OriginGuard:
         self._service_type = service_type
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forward a request, or refuse it."""
         app: ASGIApp = self._app
         if scope["type"] == "http":
             kind = JSON if scope["path"].startswith("/sandbox/") else self._service_type

@@ -107,7 +107,6 @@ class PageApi:
         return Response(status_code=204)
 
     async def stream(self, _request: Request) -> Response:
-        """Stream a snapshot and all changes after it."""
         if self._streams >= MAX_STREAMS:
             raise HTTPException(
                 503, f"{MAX_STREAMS} pages are open; close some", {"Retry-After": "5"}

@@ -114,7 +114,6 @@ class Child:
         self._process.send_signal(number)
 
     def signal_group(self, number: int) -> None:
-        """Send a signal to the process and its children."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 

@@ -52,7 +52,6 @@ class AcceptedMessage:
         }
 
     def for_page(self) -> dict[str, Any]:
-        """Return the message with the details that only the page shows."""
         encoding, segments = count_segments(self.text)
         more = {"number": self.number, "encoding": encoding, "segments": segments}
         return self.as_json() | more
@@ -146,7 +145,6 @@ def _mask(value: str) -> str:
 
 
 def cut_body(body: bytes) -> str:
-    """Return a body as text, cut to the length that is shown."""
     text = body[:MAX_SHOWN_BYTES].decode(errors="replace")
     rest = len(body) - MAX_SHOWN_BYTES
     return text if rest <= 0 else f"{text}\n... and {rest} bytes"

@@ -117,7 +117,6 @@ async def _until_gone(request: Request) -> None:
 
 
 async def close_unanswered(request: Request) -> Response:
-    """Close the connection of a request without an answer."""
     request.state.close_connection()
     # uvicorn logs a missing answer as an error unless it knows that the connection has ended.
     await _until_gone(request)

@@ -106,7 +106,6 @@ class SandboxStore:
         self.feed.publish("webhook", webhook.as_json)
 
     def mark_read(self, to: str, number: int) -> None:
-        """Store that the messages for a phone number have been seen up to `number`."""
         seen = self.read[to] = max(number, self.read.pop(to, 0))
         if len(self.read) > (self.messages.maxlen or len(self.read)):
             del self.read[next(iter(self.read))]

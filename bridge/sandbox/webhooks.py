@@ -38,7 +38,6 @@ class WebhookContent(NamedTuple):
 
 
 def documented_deliveries(preset: Preset) -> list[DeliveryState]:
-    """List the states that the documented delivery receipts of a service report."""
     documented = {example.get("delivery") for example in documented_webhooks(preset)}
     return [delivery for delivery in get_args(DeliveryState) if delivery in documented]
 
@@ -186,7 +185,6 @@ def _make_secret(scheme: Scheme) -> str:
 
 
 def check_url(url: str) -> None:
-    """Raise ConfigError if webhooks cannot be sent to this URL."""
     try:
         parsed = httpx.URL(url)
         is_usable = parsed.scheme in {"http", "https"} and bool(parsed.host)

@@ -112,7 +112,6 @@ _DECLARE: Final = "start the roles, or run `sms-bridge topology declare`"
 
 
 async def check_topology(broker: CheckedBroker) -> list[Finding]:
-    """Compare the queues and exchanges with what the roles need."""
     count = len(broker.topology.declarable)
     mode = broker.settings.rabbitmq.topology
     differences = [one async for one in compare(broker.connection, broker.topology)]

@@ -48,7 +48,6 @@ class SetUp:
 
     @property
     def topology(self) -> Topology:
-        """The queues, exchanges and bindings that these roles need."""
         return bridge_topology(self.settings, self.roles)
 
 

@@ -54,7 +54,6 @@ async def check_brokers_clock(broker: CheckedBroker) -> list[Finding]:
 
 
 async def check_queues(broker: CheckedBroker) -> list[Finding]:
-    """Judge the policies of the existing queues that the roles need."""
     queues = broker.topology.queues
     found = await asyncio.gather(*(broker.management.queue(queue.name) for queue in queues))
     faults: list[Finding] = []
@@ -195,7 +194,6 @@ def exactly(name: str) -> str:
 
 
 async def check_replicas(broker: CheckedBroker) -> list[Finding]:
-    """Compare the members of every queue with the nodes of the cluster."""
     management = broker.management
     nodes = [str(node["name"]) for node in await management.read("nodes") or ()]
     if len(nodes) == 1:
@@ -232,7 +230,6 @@ def _grow(node: str, names: Collection[str], vhost: str) -> str:
 
 
 def judge_online(queues: Mapping[str, Members]) -> Iterator[Finding]:
-    """Find queues with an offline member."""
     for name, members in queues.items():
         away = ", ".join(node for node in members.nodes if node not in members.online)
         fix = f"start it again; rabbitmq-queues quorum_status {name}"

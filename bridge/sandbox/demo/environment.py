@@ -71,7 +71,6 @@ class DemoEnvironment:
         self.settings = load_settings(None, self._environ("worker"))
 
     def start(self) -> None:
-        """Start all processes and return when they are ready."""
         to = ["--webhook-url", self.webhook_url, "--webhook-secret", self._secret]
         port = str(self._ports["sandbox"])
         self._start("sandbox", self.broker.environ, ["--port", port, "--key", self.api_key, *to])
