@@ -16,6 +16,7 @@ from tests.integration.conftest import (
     Launcher,
     Line,
     Post,
+    eventually,
     http_answer,
     http_stub,
     run_program,
@@ -224,9 +225,14 @@ async def test_web_pages_behind_a_yes_are_told(
     port = worker.logged("started")[0]["admin_port"]
     command = ("check", "--online", "--quiet", "--role", "worker")
     where = {"rabbitmq.url": amqp_url, "admin.host": "127.0.0.1", "admin.port": str(port)}
-    checked = await run_program(*command, settings=settings | where)
+
+    async def is_told() -> bool:
+        checked = await run_program(*command, settings=settings | where)
+        return b"2 of its answers to the worker on this computer were HTML pages" in checked.stdout
+
+    # The check gives a worker two seconds to answer.
+    await eventually(is_told, what="the pages told")
 
     assert outcomes == ["sent"] * 3
     assert (warning["level"], warning["status"]) == ("warning", 200)
     assert await worker.metric("sms_bridge_worker_provider_pages_total") == 2
-    assert b"2 of its answers to the worker on this computer were HTML pages" in checked.stdout
