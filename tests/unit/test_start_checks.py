@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from bridge.amqp.connecting import open_connection
 from bridge.config import Role, Settings, SmsApiSettings
 from bridge.config.presets import PRESETS, Preset, needed_settings
-from bridge.errors import ConfigError
+from bridge.errors import BrokerError, ConfigError
 from bridge.start_checks import check_roles, check_start
 from bridge.webhook.endpoint import endpoints_from
 from tests.certificates import make_certificate
@@ -265,3 +266,13 @@ def test_every_unusable_endpoint_is_reported() -> None:
         "webhook.endpoints.2.public_url: is missing, but the service signs {url}",
         "webhook.endpoints.3.secrets.0: the secret is empty or not hex",
     ]
+
+
+async def test_a_certificate_that_goes_away_is_waited_for(tmp_path: Path) -> None:
+    """After the start, a missing file is a fault of the connection, which is retried."""
+    tls = {"ca_file": tmp_path / "nope"}
+    settings = Settings.model_validate({"rabbitmq": {"url": "amqps://localhost:9/", "tls": tls}})
+    (url,) = settings.rabbitmq.url
+
+    with pytest.raises(BrokerError, match=r"^rabbitmq\.tls"):
+        await open_connection(settings.rabbitmq, url, name="test")

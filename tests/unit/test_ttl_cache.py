@@ -268,3 +268,12 @@ def test_places_are_found_after_others_have_gone(
     assert remembered.clear() == [("a", 2), ("b", 3)]
     remembered.add("b", 9)
     assert (remembered.get("a"), remembered.get("b")) == (None, 9)
+
+
+def test_the_latest_values_of_a_map(remembered: ExpiringMap[str, int]) -> None:
+    """As many as are asked for, but for those that were taken."""
+    for value, key in enumerate("abcd"):
+        remembered.add(key, value)
+    remembered.take("c")
+
+    assert [identity[1:] for identity in remembered.latest(2)] == [("d", 3), ("b", 1)]

@@ -671,3 +671,12 @@ def cause_of_an_error() -> BaseException | None:
     with pytest.raises(ValueError, match="invalid literal") as caught:
         int("")
     return caught.value.__context__
+
+
+async def test_the_only_endpoint_is_not_named(ears: Ears) -> None:
+    """With one endpoint every line is about it, and none says so."""
+    receiver = make_receiver(Store())
+    await answer_of(receiver, make_request(EVENT))
+    await answer_of(receiver, make_request(EVENT, []))
+
+    assert [line.get("route") for line in ears.heard("webhook")] == [None, None]

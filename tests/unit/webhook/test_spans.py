@@ -51,3 +51,21 @@ async def test_a_publish_that_fails_says_why(error: Exception, word: str) -> Non
     with pytest.raises(type(error)):
         await publish_in(span, "sms.inbound", publish)
     assert [one.error for one in span.within] == [word]
+
+
+async def test_an_event_carries_the_span_of_its_publish() -> None:
+    """What is published names the publish's own span, which lasts until the confirm."""
+    span, told = webhook(), list[TraceHeaders]()
+
+    async def publish(trace: TraceHeaders) -> bool:
+        told.append(trace)
+        return True
+
+    is_new = await publish_in(span, "sms.inbound", publish)
+    (publishing,) = span.within
+
+    assert is_new
+    assert (publishing.name, publishing.kind) == ("publish sms.inbound", "producer")
+    assert told == [publishing.headers]
+    assert (publishing.ended, publishing.error) == (1, None)
+    assert publishing.attributes["messaging.destination.name"] == "sms.inbound"
