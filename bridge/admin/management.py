@@ -135,6 +135,15 @@ class Management:
                     left.append(name)
         return bound
 
+    async def alternate_exchange(self, exchange: str) -> str | None:
+        """Return the name of the exchange's alternate exchange, from its arguments or a policy."""
+        found = await self.read("exchanges", self.vhost, exchange) or {}
+        name = (found.get("arguments") or {}).get("alternate-exchange")
+        if name is None and found.get("policy"):
+            policy = await self.read("policies", self.vhost, found["policy"]) or {}
+            name = (policy.get("definition") or {}).get("alternate-exchange")
+        return name if isinstance(name, str) else None
+
     async def exists(self, exchange: str) -> bool:
         return await self.read("exchanges", self.vhost, exchange) is not None
 

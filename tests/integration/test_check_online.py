@@ -264,6 +264,26 @@ async def test_what_would_lose_messages_is_found(
     assert all(one.fix for one in found)
 
 
+async def test_an_alternate_exchange_that_is_missing_is_found(site: Site) -> None:
+    """RabbitMQ drops what no queue takes, because the exchange that should catch it is missing."""
+    exchange = f"{site.name}.events"
+    document = {
+        "pattern": f"^{re.escape(exchange)}$",
+        "definition": {"alternate-exchange": "caught"},
+        "apply-to": "exchanges",
+    }
+    await site.put(f"policies/%2F/{exchange}", document)
+
+    async def is_found() -> bool:
+        found = (await site.examine("webhook"))["warn"]
+        return "its alternate exchange caught does not exist" in _said(found)
+
+    try:
+        await eventually(is_found, what="the alternate exchange")
+    finally:
+        await site.delete(f"policies/%2F/{exchange}")
+
+
 @pytest.mark.parametrize(
     ("arguments", "subject", "texts"),
     [

@@ -246,9 +246,16 @@ def judge_online(queues: Mapping[str, Members]) -> Iterator[Finding]:
 
 async def check_exchanges(broker: CheckedBroker) -> list[Finding]:
     management, name = broker.management, broker.settings.webhook.exchange
-    if "webhook" not in broker.roles or not await management.exists(name):
-        return []
-    return [judge_bindings(name, await management.bound_queues(name))]
+    findings: list[Finding] = []
+    if "webhook" in broker.roles and await management.exists(name):
+        findings.append(judge_bindings(name, await management.bound_queues(name)))
+    for exchange in broker.topology.exchanges:
+        other = await management.alternate_exchange(exchange.name)
+        if other is not None and not await management.exists(other):
+            text = f"its alternate exchange {other} does not exist"
+            fix = "create that exchange, or remove the alternate exchange"
+            findings.append(Finding(f"exchange {exchange.name}", "warn", text, fix))
+    return findings
 
 
 def judge_bindings(exchange: str, bound: Mapping[str, QueueFacts]) -> Finding:
