@@ -87,18 +87,24 @@ async def resume(settings: Settings) -> bool:
     """Resume the workers; return False if they were not paused. Raises BrokerError as `pause` does.
 
     Asks all brokers of `rabbitmq.url` at once, because a node that rejoins after a partition does
-    not know of the pause for some seconds.
+    not know of the pause for some seconds. The first that knows of it ends it.
     """
-    urls = settings.rabbitmq.url
-    results = await asyncio.gather(
-        *(_resume_at(settings, url) for url in urls), return_exceptions=True
-    )
-    faults = [result for result in results if isinstance(result, BaseException)]
-    if other := [fault for fault in faults if not isinstance(fault, BrokerError)]:
-        raise other[0]
-    if len(faults) == len(urls):
-        raise BrokerError("; ".join(map(str, faults)))
-    return True in results
+    at_each = [asyncio.ensure_future(_resume_at(settings, url)) for url in settings.rabbitmq.url]
+    faults = list[BrokerError]()
+    try:
+        for resumed in asyncio.as_completed(at_each):
+            try:
+                if await resumed:
+                    return True
+            except BrokerError as error:
+                faults.append(error)
+    finally:
+        for one in at_each:
+            one.cancel()
+        await asyncio.gather(*at_each, return_exceptions=True)
+    if len(faults) == len(at_each):
+        raise BrokerError("; ".join(str(fault) for fault in faults))
+    return False
 
 
 async def _resume_at(settings: Settings, url: SecretStr) -> bool:
