@@ -244,6 +244,16 @@ def is_probe(breaker: CircuitBreaker, key: str) -> bool:
     return breaker.pause_reason is not None and breaker.admits(key)
 
 
+def test_messages_of_the_only_sender_leave_in_a_wait(world: World) -> None:
+    """Messages of other senders stay, and show whether the wait is for all."""
+    breaker = world.breaker()
+    note(breaker, status(429, wait=20))
+
+    assert world.run(admit(breaker)) == FIRST_STEP
+    verdict = breaker.admit(make_delivery("other"), request_of("other", sender="B"))
+    assert isinstance(verdict, WaitHere)
+
+
 def test_nothing_is_held_for_a_long_wait(world: World) -> None:
     """In a wait that is too long to hold anything a message learns when to come again."""
     breaker = world.breaker()
@@ -825,6 +835,26 @@ def test_limited_message_goes_first_after_a_minute(world: World) -> None:
         verdicts.append(breaker.admit(delivery, request_of("bad")))
 
     assert verdicts == [WaitHere("retry_after", 1.5), None]
+
+
+def test_limited_message_does_not_wait_through_one_wait_after_the_other(world: World) -> None:
+    """Under a limit for all that is never over for long, a message is not held after all others."""
+    breaker = world.breaker()
+    rule(breaker, status(429, wait=1), "bad")
+
+    async def others() -> None:
+        for _ in range(200):
+            await asyncio.sleep(1.2)
+            note(breaker, status(429, wait=1))
+            breaker.classifier.begin(fresh())
+
+    async def both() -> None:
+        busy = asyncio.create_task(others())
+        delivery = make_delivery("bad", clock=world.loop.time)
+        await until_allowed(breaker, delivery, request_of("bad"))
+        busy.cancel()
+
+    assert world.seconds(both()) <= MAX_HOLD_SECONDS + 2
 
 
 def test_other_worker_has_singled_it_out(world: World) -> None:

@@ -184,6 +184,9 @@ ROWS: dict[str, Row] = {
     "probe is limited": Row(
         half_open(), answered(status(429, wait=1), "p"), BreakerPhase.HALF_OPEN, OURS
     ),
+    "probe is to come again": Row(
+        half_open(), answered(status(503, wait=1), "p"), BreakerPhase.HALF_OPEN, OURS
+    ),
     "probe is answered 404": Row(
         half_open(), answered(status(404), "p"), BreakerPhase.HALF_OPEN, OURS
     ),
