@@ -383,15 +383,21 @@ class StatusReader:
         return BrokerReport(fault=fault, stores=None), None
 
     async def _ask_broker(self) -> tuple[BrokerReport, QueueView]:
-        self._asking = await self._connected(self._asking, "status")
-        self._publishing = await self._connected(self._publishing, "status publish")
-        refused = set[str]()
-        sizes = {
-            one.name: await try_to_read_queue(self._asking, one.name, refused=refused)
-            for one in self._queues
-        }
-        if not (refused or any(sizes.values())):
-            raise BrokerError("it does not answer about the queues; look at its log and its nodes")
+        while True:
+            self._asking = await self._connected(self._asking, "status")
+            self._publishing = await self._connected(self._publishing, "status publish")
+            refused = set[str]()
+            sizes = {
+                one.name: await try_to_read_queue(self._asking, one.name, refused=refused)
+                for one in self._queues
+            }
+            if refused or any(sizes.values()):
+                break
+            # Only now it shows if the connection has ended since the last reading.
+            if not _is_lost(self._asking):
+                raise BrokerError(
+                    "it does not answer about the queues; look at its log and its nodes"
+                )
         queues = [_as_broker_says(one, sizes[one.name]) for one in self._queues]
         view = QueueView(utc_text(time.time()), queues)
         with suppress(BrokerError):
