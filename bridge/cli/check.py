@@ -55,14 +55,14 @@ def check(  # noqa: PLR0913  an option each
         typer.Option(
             metavar="BODY",
             help="Print only the request that the worker would post for this body, and the effect "
-            "of each answer.",
+            "of each response.",
         ),
     ] = None,
     answer: Annotated[
         list[str] | None,
         typer.Option(
             metavar="ANSWER",
-            help="With --render: an answer of the service, as status and body. May be repeated.",
+            help="With --render: a response of the service, as status and body. May be repeated.",
         ),
     ] = None,
     changed: Annotated[
@@ -71,22 +71,20 @@ def check(  # noqa: PLR0913  an option each
             "--changed", help="Print only settings that differ from the defaults and the preset."
         ),
     ] = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", help="Print only faults; print nothing if there are none.")
-    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing except faults.")] = False,
     as_json: AsJson = False,
     config: ConfigFile = None,
 ) -> None:
     """Validate the configuration, and print the effective settings with masked secrets.
 
-    The command also reads the files that the settings name. It exits with 2 if a role that is
+    The command also reads the files named in the settings. It exits with 2 if a role that is
     configured, even in part, could not start. With --role, it also exits with 2 if that role is not
-    configured; with --quiet or --online, also if no role is configured.
+    configured. With --quiet or --online, it also exits with 2 if no role is configured.
 
-    With --online, the command prints a line for each check instead: ok, warn or fail, and the
+    With --online, the command instead prints a line for each check: ok, warn or fail, and the
     remedy. It sends, publishes, consumes and creates nothing. It exits with 1 if a role could not
-    work, or if messages would be lost. Whether a worker is paused can be checked only on its own
-    computer.
+    work, or if messages would be lost. It can check whether a worker is paused only on the worker's
+    own computer.
     """
     settings = read_settings(context, config)
     if render is not None:

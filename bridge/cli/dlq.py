@@ -39,12 +39,12 @@ from bridge.worker.fates import DeadReason
 
 app = typer.Typer(
     name="dlq",
-    help="Look at dead letters, send them again or remove them.",
+    help="Inspect dead letters, send them again or remove them.",
     no_args_is_help=True,
     rich_markup_mode=None,
     epilog=(
         "The dead letters are in the queue <worker.queue>.dead. The RabbitMQ user needs permission "
-        "to read this queue and to write amq.default."
+        "to read this queue and to write to amq.default."
     ),
 )
 
@@ -122,7 +122,7 @@ def list_letters(  # noqa: PLR0913  an option each
     """Show the oldest dead letters, one per line: age, reason, attempts, status, code, number, id.
 
     Without --reveal, phone numbers are masked. Dead letters with the same id are copies of one
-    message; the last line counts them.
+    message. If there are copies, the last line counts them.
     """
     look = Look(LetterFilter(reason, ids, older_than, newer_than), limit)
     settings = read_settings(context, config)
@@ -146,7 +146,7 @@ def list_letters(  # noqa: PLR0913  an option each
 )
 def show(
     context: typer.Context,
-    message_id: Annotated[str, typer.Argument(help="The id, as `dlq list` shows it.")],
+    message_id: Annotated[str, typer.Argument(help="Message id, as shown by `dlq list`.")],
     *,
     reveal: Reveal = False,
     config: ConfigFile = None,
@@ -181,7 +181,7 @@ def replay(  # noqa: PLR0913  an option each
         bool,
         typer.Option(
             "--include-uncertain",
-            help="Also replay letters that may have been sent. People may get a text twice.",
+            help="Also replay letters that may have been sent. Recipients may get a text twice.",
         ),
     ] = False,
     include_repeats: Annotated[
@@ -198,13 +198,13 @@ def replay(  # noqa: PLR0913  an option each
     as_json: AsJson = False,
     config: ConfigFile = None,
 ) -> None:
-    """Return dead letters to their queue, so that they are sent with attempts counted from zero.
+    """Return dead letters to their queue to be sent again, with attempts counted from zero.
 
     A letter keeps its idempotency key. The command skips letters that have expired, letters that
     may have been sent, and letters whose id it has already replayed.
 
-    If the command is killed, nothing is lost. At most 50 letters are then in both queues, each pair
-    with the same key.
+    If the command is killed, nothing is lost. At most 50 letters are then in both queues at once,
+    with the same key in both.
     """
     settings = read_settings(context, config)
     if "uncertain" in (reason or []) and not include_uncertain:
@@ -252,7 +252,7 @@ def discard(  # noqa: PLR0913  an option each
     """Write dead letters to a file, one JSON object per line, and remove them from the queue.
 
     The file contains unmasked phone numbers and texts, and only its owner can read it. The command
-    removes a letter only once it is on the disk.
+    removes a letter from the queue only after writing it to disk.
     """
     settings = read_settings(context, config)
     path = to or Path(f"dead-letters-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.jsonl")

@@ -45,23 +45,21 @@ def drain(  # noqa: PLR0913  an option each
     ] = False,
     file: Annotated[
         Path | None,
-        typer.Option(
-            help="File in which to list the moved messages. Default: drained-<time>.jsonl."
-        ),
+        typer.Option(help="File that lists the moved messages. Default: drained-<time>.jsonl."),
     ] = None,
     limit: AtMost = None,
     yes: Yes = False,
     as_json: AsJson = False,
     config: ConfigFile = None,
 ) -> None:
-    """Move the waiting messages to the dead-letter queue, for example if their text is wrong.
+    """Move waiting messages to the dead-letter queue, for example if their text is wrong.
 
     Run `sms-bridge pause` first, or the workers keep sending. The command moves the messages in the
     main queue, the urgent queue and their retry queues. Each becomes a dead letter with the reason
     `drained`, and keeps its key and expiry. `dlq replay` returns them.
 
-    If the command is killed, nothing is lost. At most 256 messages are then in two queues, each
-    pair with the same id. The file contains ids, times and sizes, but no phone numbers or texts.
+    If the command is killed, nothing is lost. At most 256 messages are then in two queues at once,
+    with the same id in both. The file contains ids, times and sizes, but no phone numbers or texts.
     """
     if dry_run and yes:
         raise ConfigError("--dry-run and --yes: give only one of them")

@@ -50,14 +50,14 @@ def init(  # noqa: PLR0913  an option each
     ] = None,
     image: Annotated[str | None, _option("On Kubernetes: the image.")] = None,
     broker: Annotated[
-        str | None, _option("Address of RabbitMQ, without user and password.", "URL")
+        str | None, _option("URL of RabbitMQ, without user name and password.", "URL")
     ] = None,
-    broker_user: Annotated[str | None, _option("User of RabbitMQ.", "NAME")] = None,
+    broker_user: Annotated[str | None, _option("RabbitMQ user name.", "NAME")] = None,
     broker_password_file: Annotated[
-        str | None, _option("File with the password of that user.", "FILE")
+        str | None, _option("File with the RabbitMQ password.", "FILE")
     ] = None,
     broker_secret_name: Annotated[
-        str | None, _option("On Kubernetes: the Secret with user name and password.", "NAME")
+        str | None, _option("On Kubernetes: the Secret with the user name and password.", "NAME")
     ] = None,
     preset: Annotated[str | None, _option("The SMS service, as in sms_api.preset.", "NAME")] = None,
     base_url: Annotated[
@@ -86,9 +86,7 @@ def init(  # noqa: PLR0913  an option each
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="The file to write. Default: config.yaml or values.yaml."
-        ),
+        typer.Option(metavar="FILE", help="File to write. Default: config.yaml or values.yaml."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Ask nothing.")] = False,
@@ -98,10 +96,10 @@ def init(  # noqa: PLR0913  an option each
 ) -> None:
     """Ask five questions and write config.yaml, or the chart's values.yaml for Kubernetes.
 
-    The command asks where the bridge runs, and for the broker, the SMS service, its API key and its
-    webhooks. The configuration contains no secrets, only the names of the files or Kubernetes
-    Secrets that hold them. If such a file does not exist, the command asks for the secret and
-    writes the file.
+    The questions are about the place where the bridge runs, the broker, the SMS service, its API
+    key and its webhooks. The configuration contains no secrets, only the names of the files or
+    Kubernetes Secrets that hold them. If such a file does not exist, the command asks for the
+    secret and writes the file.
 
     Each option answers a question in advance. With --yes, or without a terminal, the command asks
     nothing, and reports missing options.

@@ -88,8 +88,8 @@ def listen(
 ) -> None:
     """Print inbound events as they arrive, one JSON object per line, until Ctrl-C.
 
-    When it is ready, the command prints a line to standard error. It misses no event after that,
-    and takes no event from other subscribers.
+    When the command is ready, it prints a line to standard error. From then on, it misses no event.
+    Other subscribers still receive every event.
     """
     settings = read_settings(context, config)
     until_interrupted(lambda: asyncio.run(_listen(settings, count)))

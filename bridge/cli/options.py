@@ -22,7 +22,7 @@ ConfigFile = Annotated[
     typer.Option(
         "--config",
         metavar="FILE",
-        help="The YAML file. Default: the one that SMS_BRIDGE_CONFIG names.",
+        help="YAML file to read. Default: the file named by SMS_BRIDGE_CONFIG.",
         show_default=False,
     ),
 ]
@@ -47,7 +47,7 @@ Yes = Annotated[
 Reason = typer.Option(
     "--reason",
     metavar="TEXT",
-    help="One line, which others can read. Do not include phone numbers.",
+    help="Reason, in one line, which others can read. Do not include phone numbers.",
 )
 AtMost = Annotated[int | None, typer.Option("--limit", help="Maximum number of messages.", min=1)]
 

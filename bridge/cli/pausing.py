@@ -22,12 +22,12 @@ def pause(
     reason: Annotated[str | None, Reason] = None,
     config: ConfigFile = None,
 ) -> None:
-    """Stop sending: within two seconds, no worker of the queue begins another request.
+    """Stop all workers of the queue from sending, within two seconds.
 
     The pause lasts until `sms-bridge resume`, even if workers and RabbitMQ restart. It is stored in
-    RabbitMQ as the queue <worker.queue>.paused, which the RabbitMQ user must be allowed to
-    configure. Requests in flight are finished. All other messages wait in their queues, and may
-    expire there.
+    RabbitMQ as the queue <worker.queue>.paused, which the RabbitMQ user needs permission to
+    configure. The workers finish requests in flight. All other messages wait in their queues, and
+    may expire there.
     """
     settings = read_settings(context, config)
     reason = None if reason is None else read_reason(reason)
@@ -45,8 +45,8 @@ def pause(
 def resume(context: typer.Context, config: ConfigFile = None) -> None:
     """Resume sending after `sms-bridge pause`. Without such a pause, nothing changes.
 
-    Messages that have expired during the pause become dead letters. Pauses that workers began by
-    themselves also end by themselves.
+    Messages that expired during the pause become dead letters. A pause that a worker began by
+    itself also ends by itself.
     """
     settings = read_settings(context, config)
     queue = settings.worker.queue

@@ -26,12 +26,12 @@ app = typer.Typer()
 )
 def sandbox(  # noqa: PLR0913  an option each
     *,
-    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     preset: Annotated[
-        str, typer.Option(metavar="NAME", help="The service to imitate, as in sms_api.preset.")
+        str, typer.Option(metavar="NAME", help="Service to imitate, as in sms_api.preset.")
     ] = "generic",
     port: Annotated[
-        int, typer.Option(help="The port to listen on; 0 means any free port.", min=0, max=65535)
+        int, typer.Option(help="Port to listen on; 0 means any free port.", min=0, max=65535)
     ] = 8025,
     webhook_url: Annotated[
         str | None,
@@ -43,7 +43,7 @@ def sandbox(  # noqa: PLR0913  an option each
     webhook_secret: Annotated[
         str | None,
         typer.Option(
-            metavar="S", help="Secret that signs the webhooks. Default with a preset: a random one."
+            metavar="S", help="Secret that signs webhooks. Default with a preset: a random one."
         ),
     ] = None,
     webhook_secret_file: Annotated[
@@ -59,7 +59,7 @@ def sandbox(  # noqa: PLR0913  an option each
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Another host name under which the sandbox can be reached. May be repeated.",
+            help="Another host name by which clients reach the sandbox. May be repeated.",
         ),
     ] = None,
 ) -> None:
@@ -132,7 +132,7 @@ def demo(
     messages: Annotated[int, typer.Option(help="Number of send requests.", min=50)] = 1000,
     events: Annotated[int, typer.Option(help="Number of webhooks.", min=20)] = 200,
 ) -> None:
-    """Run the whole flow on this computer: broker, sandbox, both roles, traffic, faults."""
+    """Run the whole flow on this computer, with a broker, both roles, traffic and faults."""
     _check_installed("demo")
     from bridge.sandbox.demo.run import run_demo
 

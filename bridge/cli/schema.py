@@ -40,5 +40,5 @@ def event(context: typer.Context, *, config: ConfigFile = None) -> None:
     )
 )
 def asyncapi(context: typer.Context, *, config: ConfigFile = None) -> None:
-    """Print an AsyncAPI 3.0 document of all queues and exchanges, as configured."""
+    """Print an AsyncAPI 3.0 document that describes all configured queues and exchanges."""
     print_json(contract.asyncapi(read_settings(context, config)))

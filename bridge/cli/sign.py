@@ -39,19 +39,19 @@ def sign(
     path: Annotated[
         str | None,
         typer.Option(
-            help="Path of the endpoint, if you have several. Default: the path of --curl."
+            help="Path of the endpoint, if there are several. Default: the path of --curl."
         ),
     ] = None,
     content_type: Annotated[
         str,
         typer.Option(
             metavar="TYPE",
-            help="Media type of the body. Some schemes sign forms in another way.",
+            help="Media type of the body. Some schemes sign forms differently.",
         ),
     ] = "application/json",
     config: ConfigFile = None,
 ) -> None:
-    """Sign a body as the service of an endpoint does, and print the headers, one per line."""
+    """Sign a body as an endpoint's service would, and print the headers, one per line."""
     body = sys.stdin.buffer.read() if file is None else _read(file)
     endpoint = _choose(read_settings(context, config), path, curl)
     headers, query = _sign(endpoint, body, content_type)

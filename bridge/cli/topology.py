@@ -116,7 +116,7 @@ def verify(
     role: OneRole = None,
     config: ConfigFile = None,
 ) -> None:
-    """Compare the broker with what the bridge needs. Exit with 1 if there is a difference.
+    """Compare the broker's topology with the configuration. Exit with 1 if anything differs.
 
     The command creates nothing. For the main queues and exchanges, it also prints what a difference
     can cost. It can compare bindings only through the management API.
@@ -149,7 +149,7 @@ def declare(
     """Create missing queues, exchanges and bindings, as a role does when it starts.
 
     The command changes nothing that exists. It exits with 1 if a retry queue or the dead-letter
-    queue has other arguments, or if a permission is missing.
+    queue has different arguments, or if a permission is missing.
     """
     settings, topology = _read_topology(context, config, role)
     differences = asyncio.run(_declare(settings, topology))
