@@ -460,7 +460,7 @@ def _epilog_parts(epilog: str) -> list[str]:
 # Error codes
 
 
-OWN_RECEIPT_CODES: Final = "Delivery receipts of this service have codes of their own:"
+OWN_RECEIPT_CODES: Final = "Delivery receipts from this service use different codes:"
 
 
 def error_codes_part() -> str:

@@ -50,13 +50,13 @@ class RequestHeaders(_Described):
     on_uncertain: OnUncertain | None = Field(
         None,
         alias="sms-bridge-on-uncertain",
-        description="`retry` or `park`. This value replaces `worker.on_uncertain` for the message.",
+        description="`retry` or `park`. It overrides `worker.on_uncertain` for the message.",
     )
     ordering_key: Annotated[str, StringConstraints(min_length=1)] | None = Field(
         None,
         alias="sms-bridge-ordering-key",
         description="With `worker.ordering: recipient`, messages with the same key are sent in "
-        "order. The key replaces the recipient's number.",
+        "order. The key takes the place of the recipient's number.",
     )
     traceparent: TraceParent | None = Field(
         None,
@@ -74,15 +74,15 @@ class DeadLetterHeaders(_Described):
     )
     detail: Annotated[str, StringConstraints(max_length=500)] = Field(
         alias="sms-bridge-detail",
-        description="What exactly was wrong, in a sentence that names the field, but not its "
-        "value. For the reason `drained`, the operator's text.",
+        description="What was wrong, in a sentence that names the field but not its value. For the "
+        "reason `drained`, the operator's text.",
     )
     attempts: Annotated[int, Field(ge=0)] = Field(
         alias="sms-bridge-attempts",
         description="Number of attempts that counted towards `worker.max_attempts`.",
     )
     status: Annotated[int, Field(ge=100, le=599)] | None = Field(
-        None, alias="sms-bridge-status", description="The last HTTP status, if there was one."
+        None, alias="sms-bridge-status", description="The last HTTP status code, if there was one."
     )
     code: ErrorCode | None = Field(
         None, alias="sms-bridge-code", description="The service's error code, if there was one."
@@ -90,14 +90,14 @@ class DeadLetterHeaders(_Described):
     meaning: str | None = Field(
         None,
         alias="sms-bridge-meaning",
-        description="What the code means, if the preset knows it.",
+        description="The code's meaning, if the preset knows it.",
     )
     dead_at: datetime = Field(
         alias="sms-bridge-dead-at", description="When the message was given up, in RFC 3339."
     )
     queue: str = Field(
         alias="sms-bridge-queue",
-        description="The queue that the message came from, and to which `dlq replay` returns it.",
+        description="The queue that the message came from. `dlq replay` returns it there.",
     )
     traceparent: TraceParent | None = Field(None, description="As on the request.")
     tracestate: str | None = Field(None, description="As on the request.")
@@ -110,32 +110,32 @@ class OutcomeBody(_Closed):
     """
 
     message_id: str | None = Field(
-        description="The request's `message_id`, or the key that the worker made. For a receipt, "
-        "the reference that the service echoes, or null."
+        description="The request's `message_id`, or the key that the worker generated. For a "
+        "receipt, the reference that the service echoes, or null."
     )
     outcome: Literal[FinalOutcome, ReceiptOutcome] = Field(
         description="`sent`, `dead`, `delivered` or `undelivered`."
     )
     reason: DeadReason | None = Field(
-        description="The reason of the dead letter, or null if the outcome is not `dead`."
+        description="Why the message became a dead letter, or null if the outcome is not `dead`."
     )
     attempts: Annotated[int, Field(ge=0)] | None = Field(
         description="Number of attempts that counted towards `worker.max_attempts`. Null for a "
         "receipt."
     )
-    status: int | None = Field(description="The last HTTP status, or null.")
-    provider_id: str | None = Field(description="The service's id of the message, or null.")
+    status: int | None = Field(description="The last HTTP status code, or null.")
+    provider_id: str | None = Field(description="The service's id for the message, or null.")
     at: datetime = Field(description="Time of the outcome, in RFC 3339.")
     code: ErrorCode | None = Field(
-        None, description="The service's error code. Left out if there is none."
+        None, description="The service's error code. Omitted if there is none."
     )
     meaning: str | None = Field(
         None,
-        description="What the code means. Left out if the preset does not know it.",
+        description="The code's meaning. Omitted if the preset does not know it.",
     )
     duplicate: bool = Field(
         False,
-        description="True if the request repeats an earlier one that was sent. Otherwise left out.",
+        description="True if the request repeats one that was already sent. Otherwise omitted.",
     )
 
 
@@ -149,29 +149,29 @@ class EventHeaders(_Described):
     event_id: VisibleId | None = Field(
         None,
         alias="sms-bridge-event-id",
-        description="Id of the event. A repeat of the event has the same id. For a raw event, this "
-        "is the service's own id. Left out if the service gives none.",
+        description="Id of the event, which is the same for a repeat. For a raw event, this is the "
+        "service's own id. Omitted if the service gives none.",
     )
     delivery: DeliveryState | None = Field(
         None,
         alias="sms-bridge-delivery",
         description="For a receipt, the state of the message: `delivered`, `failed` or `pending`. "
-        "If a raw body has several receipts, this header and the next two are left out.",
+        "If a raw body has several receipts, this header and the next two are omitted.",
     )
     provider_id: VisibleId | None = Field(
         None,
         alias="sms-bridge-provider-id",
-        description="For a receipt, the service's id of the message.",
+        description="For a receipt, the service's id for the message.",
     )
     message_id: VisibleId | None = Field(
         None,
         alias="sms-bridge-message-id",
-        description="For a receipt, the idempotency key of the message, if the service echoes it.",
+        description="For a receipt, the message's idempotency key, if the service echoes it.",
     )
     traceparent: TraceParent | None = Field(
         None,
         description="W3C trace context of the webhook. If spans are exported, the context of the "
-        "publish.",
+        "span for publishing.",
     )
     tracestate: str | None = Field(None, description="W3C trace state of the webhook.")
 
@@ -185,10 +185,11 @@ class EventProperties(_Described):
     )
     delivery_mode: Literal[2] = Field(description="Always 2 (persistent).")
     message_id: str = Field(
-        description="A new id for each publish. To recognise repeats, use `sms-bridge-event-id`."
+        description="A new id for each published message. To recognise repeats, use "
+        "`sms-bridge-event-id`."
     )
     timestamp: datetime = Field(description="When the webhook was received, in Unix seconds.")
-    type: str | None = Field(None, description="The event's type, cut to 255 bytes.")
+    type: str | None = Field(None, description="The event's type, truncated to 255 bytes.")
 
 
 class EventBody(_Described):

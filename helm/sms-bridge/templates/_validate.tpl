@@ -85,7 +85,7 @@ smsApi.account is empty: the preset {{ $preset }} needs {{ . }}.
 {{- if not (include "sms-bridge.secretName" (dict "root" $ "credential" $credential)) }}
 {{- $literals := list }}
 {{- range $keys }}{{ $literals = append $literals (printf "--from-literal=%s=..." .) }}{{ end }}
-{{ $credential }}.existingSecret is empty: set the name of a Secret with {{ join " and " $keys }}, made by `kubectl create secret generic NAME --namespace {{ include "sms-bridge.namespace" $ }} {{ join " " $literals }}`
+{{ $credential }}.existingSecret is empty: set the name of a Secret with {{ join " and " $keys }}, created by `kubectl create secret generic NAME --namespace {{ include "sms-bridge.namespace" $ }} {{ join " " $literals }}`
 {{- if $e.enabled }}, or set externalSecrets.remoteRefs.{{ $credential }}{{ end }}{{ if eq $credential "webhookSecrets" }}; without a secret no webhook can be verified{{ end }}.
 {{- end }}
 {{- if and $e.enabled (get $e.remoteRefs $credential) (get $.Values $credential).existingSecret }}
@@ -268,7 +268,7 @@ podMonitor.enabled and serviceMonitor.enabled are both true: every pod would be 
 
 {{- define "sms-bridge.validate.sandbox" }}
 {{- if .Values.sandbox.enabled }}
-{{- $one := "remove sandbox.enabled if texts are to reach people, or the other if they are not" }}
+{{- $one := "remove sandbox.enabled to send real texts, or the other to send none" }}
 {{- with .Values.smsApi.baseUrl }}
 sandbox.enabled and smsApi.baseUrl ({{ . }}), a real service, are both set: {{ $one }}.
 {{- end }}
