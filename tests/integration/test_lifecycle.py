@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,42 @@ async def test_the_worker_works_when_the_broker_has_come(
         await amqp.publish(stage.names[0], json.dumps(request).encode())
 
     assert await session_service.until_sent(request["to"])
+
+
+async def test_a_role_outlives_its_broker(stage: Stage, service: Service) -> None:
+    """Of requests and events that a kill cuts off, each is sent once, and each is stored."""
+    queue, exchange = stage.names
+    events = [stage.event() for _ in range(5)]
+    for event in events:
+        await eventually(partial(stage.accepts, event), what="an event taken")
+    await anyio.to_thread.run_sync(stage.broker.flush)
+    requests = [stage.canaries.request() for _ in range(20)]
+    await service.misbehave({"status": 202, "latency_seconds": 1})
+    async with open_amqp(stage.broker.url) as amqp:
+        for request in requests:
+            body = json.dumps(request).encode()
+            await amqp.publish(queue, body, message_id=uuid.uuid4().hex)
+    await service.until_requested(requests[0]["to"])
+    await anyio.to_thread.run_sync(stage.broker.kill)
+    await eventually(lambda: _is_unready(stage.worker), what="the loss noticed")
+    health = await stage.health()
+    await stage.start_broker()
+    await stage.worker.until_ready()
+    for request in requests:
+        await service.until_sent(request["to"])
+
+    async def is_worked_off() -> bool:
+        busy = await stage.worker.metric("sms_bridge_worker_messages_in_progress")
+        async with open_amqp(stage.broker.url) as amqp:
+            return not busy and await amqp.count(queue) == 0
+
+    await eventually(is_worked_off, what="nothing left to do")
+    async with open_amqp(stage.broker.url) as amqp:
+        stored = {message.body for message in await amqp.take_all(exchange)}
+
+    assert {check for check, status in health.items() if status != 200} == {"worker/readyz"}
+    assert [len(await service.messages(request["to"])) for request in requests] == [1] * 20
+    assert stored >= {*events}
 
 
 # Ends

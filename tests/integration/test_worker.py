@@ -214,6 +214,17 @@ async def test_a_text_arrives_as_it_was(line: Line, service: Service, text: str)
     assert (await service.until_sent(request["to"]))["text"] == text
 
 
+async def test_a_message_without_an_id_keeps_one_key(line: Line, service: Service) -> None:
+    request = line.request()
+    await service.misbehave({"to": request["to"], "count": 1, "status": 503})
+    await line.publish(request)
+    await service.until_sent(request["to"])
+    keys = {attempt["idempotency_key"] for attempt in await service.requests(request["to"])}
+
+    assert len(keys) == 1
+    assert keys.isdisjoint({None, ""})
+
+
 async def test_equal_messages_without_an_id_are_two(line: Line, service: Service) -> None:
     """The same words to the same number twice, without an id, are sent twice under two keys."""
     request = line.request()
@@ -559,6 +570,19 @@ async def test_a_repeat_during_the_first_is_answered(line: Line, service: Servic
     assert sorted(outcome.get("duplicate", False) for outcome in outcomes) == [False, True, True]
     assert len({outcome["provider_id"] for outcome in outcomes}) == 1
     assert len(await service.requests(request["to"])) == 1
+
+
+async def test_a_repeat_of_a_dead_letter_is_tried_anew(line: Line, service: Service) -> None:
+    request, message_id = line.request(), uuid.uuid4().hex
+    await service.misbehave({"to": request["to"], "status": 400, "count": 1})
+    first = await line.outcome(request, message_id=message_id)
+    second = await line.outcome(request, message_id=message_id)
+
+    letter = await line.amqp.take(f"{line.queue}.dead", message_id=message_id)
+
+    assert (first["outcome"], second["outcome"]) == ("dead", "sent")
+    assert "duplicate" not in second
+    assert letter.headers["sms-bridge-reason"] == "refused"
 
 
 async def test_a_repeat_of_a_dead_letter_has_all_its_tries(line: Line, service: Service) -> None:
