@@ -104,7 +104,7 @@ class Identification:
         identity = in_flight.identity
         self.deduplicator.settle(in_flight, acceptance, acked=acked)
         if identity.copies:
-            self._repeated_copies.settle(identity, is_sent=acceptance is not None)
+            self._repeated_copies.settle(identity)
         if self._cluster is not None:
             self._cluster.end(identity, acceptance)
 

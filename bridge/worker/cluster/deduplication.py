@@ -352,13 +352,9 @@ class RepeatedCopies(Part):
             self._note_own(identity)
         return says_so or (identity.copies > 0 and identity in self._known)
 
-    def settle(self, identity: MessageIdentity, *, is_sent: bool) -> None:
-        """Publish that a delivery was settled, if it may be in the queue twice.
-
-        A message that was never retried has no copy number, so another one with its id cannot be
-        told from it. That one must be tried unless the first `is_sent`.
-        """
-        if identity in self._known and (is_sent or identity.copies):
+    def settle(self, identity: MessageIdentity) -> None:
+        """Publish that a copy was settled, if it may be in the queue twice."""
+        if identity in self._known:
             self._note_own(identity)
             self._publish_soon(identity)
 

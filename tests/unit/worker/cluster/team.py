@@ -158,7 +158,8 @@ class Colleague:
     def settle(self, claim: InFlight, *, sent: bool = True, acked: bool = True) -> None:
         accepted = ACCEPTED._replace(at=self._world.loop.time()) if sent else None
         self.deduplicator.settle(claim, accepted, acked=acked)
-        self.repeated_copies.settle(claim.identity, is_sent=sent)
+        if claim.identity.copies:
+            self.repeated_copies.settle(claim.identity)
         if self._deduplication is not None:
             self._deduplication.end(claim.identity, accepted)
 

@@ -202,35 +202,6 @@ async def test_it_sends_one_and_ends_as_soon_as_it_is_back(team: Team) -> None:
 
 
 @team_of(2)
-async def test_a_renewed_request_that_is_there_twice(team: Team) -> None:
-    """The second is not sent by another worker when the first was, and its sender is gone."""
-    one, other = team.members
-    first = message(team)
-    other.publish_again(first)
-    await asyncio.sleep(1)
-    one.settle(await one.begin(first))
-    await asyncio.sleep(1)
-    one.end()
-    taken, published_again = await other.take(again(team, first)), await other.take(message(team))
-    assert taken == Repeat(None)
-    assert isinstance(published_again, New)
-
-
-@team_of(2)
-async def test_a_renewed_request_that_failed(team: Team) -> None:
-    """Its publisher may send it again: that it was given up elsewhere is no reason to drop it."""
-    one, other = team.members
-    first = message(team)
-    other.publish_again(first)
-    await asyncio.sleep(1)
-    one.settle(await one.begin(first), sent=False)
-    await asyncio.sleep(1)
-    one.end()
-
-    assert isinstance(await other.take(again(team, first)), New)
-
-
-@team_of(2)
 async def test_any_other_copy_asks_nobody(team: Team) -> None:
     """Neither a later copy of the same message nor one that is known no more costs a question."""
     one, other = team.members
