@@ -366,9 +366,7 @@ def _find_number(
         for value in find_all(document, pointer):
             text = None if isinstance(value, bool) else as_text(value)
             if text:
-                return (
-                    f"+{text}" if fields.writes_digits and _is_international(text) else text
-                )
+                return f"+{text}" if fields.writes_digits and _is_international(text) else text
     return None
 
 
