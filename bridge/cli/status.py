@@ -73,8 +73,8 @@ def status(
     """Show queues, rates, pauses with their causes, workers and receivers on one screen.
 
     The command reads queues, consumers and an operator's pause from the broker, and everything else
-    from the admin ports. It shows ages only for messages that workers hold. Dead letters are
-    counted from the start of the workers.
+    from the admin ports. It shows ages only for messages that workers hold. It counts only
+    dead letters since the workers started.
 
     The command exits with 1 if the broker, or an admin port given with --admin, does not respond.
     With --watch, it always exits with 0. With --watch and --json, each reading is one line.
