@@ -228,7 +228,7 @@ def _machines(environments: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
             if name not in _MOMENT and value not in facts.setdefault(name, []):
                 facts[name].append(value)
     shared = [f"{name} {values[0]}" for name, values in facts.items() if len(values) == 1]
-    yield f"Every scene used these versions of the programs that it needs: {', '.join(shared)}."
+    yield f"The scenes used the following versions, where applicable: {', '.join(shared)}."
     others = [name for name, values in facts.items() if len(values) > 1]
     scenes: dict[tuple[str, ...], list[str]] = {}
     for scene, environment in environments.items():

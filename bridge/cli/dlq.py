@@ -181,7 +181,7 @@ def replay(  # noqa: PLR0913  an option each
         bool,
         typer.Option(
             "--include-uncertain",
-            help="Also replay dead letters of messages that may have been sent. Recipients may get a text twice.",
+            help="Also replay messages that may have been sent. Recipients may get a text twice.",
         ),
     ] = False,
     include_repeats: Annotated[

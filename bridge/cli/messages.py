@@ -88,7 +88,7 @@ def listen(
 ) -> None:
     """Print inbound events as they arrive, one JSON object per line, until Ctrl-C.
 
-    When the command is ready, it prints a line to standard error. From then on, it misses no event.
+    The command prints a line to standard error when it is ready, and then receives every event.
     Other subscribers still receive every event.
     """
     settings = read_settings(context, config)
