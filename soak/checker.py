@@ -284,9 +284,10 @@ class _Checker:
             return "api_fault", None
         # The service may end before it sends an answer that it has counted.
         cut = self._evidence.cut.get(root.key or "", ())
-        was_cut = any(root.at <= moment <= post.at for moment in cut)
-        is_answered = root.accepted and root.status is not None and not was_cut
-        if not is_answered and self._is_in_api_fault(root.at):
+        cuts = [moment for moment in cut if root.at <= moment <= post.at]
+        is_answered = root.accepted and root.status is not None and not cuts
+        # The service may also have counted it before the fault began.
+        if not is_answered and any(self._is_in_api_fault(at) for at in (root.at, *cuts)):
             return "api_fault", None
         if (kill := _find_in_flight(self._kills, root.at, post.at, 0)) is not None:
             return "worker_kill", kill

@@ -62,6 +62,16 @@ def test_an_answer_is_spoiled_after_its_post() -> None:
     assert _check(posts, spoiled={"a": [99.8, 141], "b": [101]}).problems != []
 
 
+def test_an_answer_is_cut_after_its_post() -> None:
+    """The service counted the POST before the fault that cut its answer began."""
+    refused = Fault(kind="API refuses connections", group="api", started=101, ended=103)
+    posts = [_post(at=99.5), _post(at=140)]
+
+    assert _check(posts, cut={"a": [101.6]}, faults=[refused]).problems == []
+    assert _check(posts, cut={"a": [99.8]}, faults=[refused]).problems != []
+    assert _check(posts, faults=[refused]).problems != []
+
+
 def test_counts_what_was_never_confirmed_apart() -> None:
     """A message without a confirm may be there or not; neither is a loss."""
     posts = [_post(), _post(message_id="b", key="b")]
