@@ -311,8 +311,9 @@ class _FieldReader:
         if source.item is None:
             content = self._sha256.encode()
         else:
-            # A repeat is recognised in any bundle. The type may stand beside the items.
-            content = b" ".join((kind.encode(), source.item))
+            # A repeat is recognised in any bundle. The type may stand beside the items. Beside the
+            # id, 64 bits tell items apart, and take a tenth of a digest's instructions.
+            content = f"{kind} {hash(source.item)}".encode()
         return WebhookEvent(
             body=_write(event),
             content_type=JSON,
