@@ -132,13 +132,13 @@ def name_event(
         routing_key=UNPARSED if kind is None else routing_key_of(kind, endpoint),
         sha256=sha256,
         event_id=event_id,
-        repeat_key=repeat_key_of(endpoint.path, event_id, sha256.encode()),
+        repeat_key=repeat_key_of(endpoint.path, event_id, sha256),
         signed_at=verified.timestamp,
         receipts=read_receipts(document, kind, endpoint, reference),
     )
 
 
-def repeat_key_of(path: str, event_id: str | None, content: bytes) -> bytes | None:
+def repeat_key_of(path: str, event_id: str | None, content: str) -> bytes | None:
     """Return the key that an event shares with its repeats only; None if it has no id.
 
     The id alone does not suffice: several events may concern one message, an unsigned id can be
@@ -146,8 +146,8 @@ def repeat_key_of(path: str, event_id: str | None, content: bytes) -> bytes | No
     """
     if event_id is None:
         return None
-    parts = b"\n".join((path.encode(), event_id.encode(), content))
-    # A digest takes a third of the memory of the shortest parts.
+    parts = f"{path}\n{event_id}\n{content}".encode()
+    # A digest takes a third of their memory.
     return hashlib.blake2b(parts, digest_size=REPEAT_KEY_BYTES).digest()
 
 

@@ -196,9 +196,8 @@ class _FieldReader:
         without_id = [number for number, event in enumerate(events) if event.repeat_key is None]
         if len(without_id) < len(events):
             # The ids of the others show whether the bundle is a repeat.
-            content = self._sha256.encode()
             for number in without_id:
-                key = repeat_key_of(fields.path, str(number), content)
+                key = repeat_key_of(fields.path, str(number), self._sha256)
                 events[number].repeat_key = key
         return events
 
@@ -308,12 +307,11 @@ class _FieldReader:
         event["raw"] = source.raw
         if source.place is not None:
             event["bundle"] = source.place
-        if source.item is None:
-            content = self._sha256.encode()
-        else:
+        content = self._sha256
+        if source.item is not None:
             # A repeat is recognised in any bundle. The type may stand beside the items. Beside the
             # id, 64 bits tell items apart, and take a tenth of a digest's instructions.
-            content = f"{kind} {hash(source.item)}".encode()
+            content = f"{kind} {hash(source.item)}"
         return WebhookEvent(
             body=_write(event),
             content_type=JSON,
