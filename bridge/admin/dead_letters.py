@@ -118,16 +118,24 @@ def _count(value: object) -> int | None:
 
 # Masking
 
-_SHOWN: Final = frozenset(
-    (
-        *("content_type", "content_encoding", "delivery_mode", "priority"),
-        *("message_id", "timestamp", "message_type", "app_id", "traceparent", "tracestate"),
-        *(envelope.EXPIRES_AT, envelope.NOT_BEFORE, envelope.ON_UNCERTAIN, envelope.REASON),
-        *(envelope.DETAIL, envelope.ATTEMPTS, envelope.UNCERTAIN_ATTEMPTS, envelope.STATUS),
-        *(envelope.FIRST_DELIVERED_AT, envelope.COPIES, envelope.DEAD_AT, envelope.DELIVERY_COUNT),
-        *(envelope.CODE, envelope.MEANING, envelope.QUEUE, envelope.EARLIER_SPAN),
-    )
-)
+# Two sets, because a publisher may give a header the name of a property.
+_SHOWN: Final = {
+    "properties": frozenset(
+        (
+            *("content_type", "content_encoding", "delivery_mode", "priority"),
+            *("message_id", "timestamp", "message_type", "app_id"),
+        )
+    ),
+    "headers": frozenset(
+        (
+            *(envelope.EXPIRES_AT, envelope.NOT_BEFORE, envelope.ON_UNCERTAIN, envelope.REASON),
+            *(envelope.DETAIL, envelope.ATTEMPTS, envelope.UNCERTAIN_ATTEMPTS, envelope.STATUS),
+            *(envelope.FIRST_DELIVERED_AT, envelope.COPIES, envelope.DEAD_AT),
+            *(envelope.DELIVERY_COUNT, envelope.CODE, envelope.MEANING, envelope.QUEUE),
+            *(envelope.EARLIER_SPAN, "traceparent", "tracestate"),
+        )
+    ),
+}
 _HIDDEN: Final = "***"
 
 
@@ -140,8 +148,8 @@ def mask_number(number: str) -> str:
 def mask_record(record: dict[str, Any]) -> dict[str, Any]:
     """Mask everything in a record that could be personal data; the names of members stay."""
     masked = {
-        part: {name: value if name in _SHOWN else _HIDDEN for name, value in record[part].items()}
-        for part in ("properties", "headers")
+        part: {name: value if name in shown else _HIDDEN for name, value in record[part].items()}
+        for part, shown in _SHOWN.items()
     }
     rest = {name: value for name, value in record.items() if name != "body_base64"}
     return rest | masked | {"body": _mask_body(record.get("body", ""))}

@@ -1,8 +1,8 @@
-"""Which dead letters a filter means."""
+"""Which dead letters a filter means, and what of a letter is masked."""
 
 import pytest
 
-from bridge.admin.dead_letters import DeadLetter, LetterFilter
+from bridge.admin.dead_letters import DeadLetter, LetterFilter, mask_record
 from bridge.admin.move import TakenMessage
 from bridge.amqp.properties import Properties
 
@@ -35,3 +35,10 @@ def _letter(message_id: str, reason: str, *, dead_at: float | None) -> DeadLette
         headers["sms-bridge-dead-at"] = dead_at
     properties = Properties(message_id=message_id, headers=headers)
     return DeadLetter(TakenMessage(1, False, properties, b"{}"))
+
+
+def test_a_header_with_the_name_of_a_property_is_masked() -> None:
+    """The names are the publisher's, and so are the values."""
+    names = ("message_id", "app_id", "message_type", "timestamp", "priority", "content_type")
+    record = {"properties": {}, "headers": dict.fromkeys(names, "+447700900123"), "body": ""}
+    assert "447700900123" not in str(mask_record(record))
