@@ -146,7 +146,8 @@ def repeat_key_of(path: str, event_id: str | None, content: str) -> bytes | None
     """
     if event_id is None:
         return None
-    parts = f"{path}\n{event_id}\n{content}".encode()
+    # A type may have half of a surrogate pair.
+    parts = f"{path}\n{event_id}\n{content}".encode("utf-8", "surrogatepass")
     # A digest takes a third of their memory.
     return hashlib.blake2b(parts, digest_size=REPEAT_KEY_BYTES).digest()
 

@@ -446,6 +446,23 @@ def test_items_that_json_cannot_express_are_told_apart() -> None:
     assert [event.repeat_key for event in repeat] == keys
 
 
+@pytest.mark.parametrize("ids", [("",), (', "id": "a"',), (', "id": "a"', ', "id": "b"')])
+def test_the_type_of_an_item_may_have_half_a_character(ids: tuple[str, ...]) -> None:
+    endpoint = EndpointSettings(
+        path="/webhooks",
+        items_pointer="/items",
+        event_type_pointers=("/items/0/type",),
+        event_id_pointers=("/items/0/id",),
+    )
+    items = ", ".join(f'{{"type": "a\\ud83d"{one}}}' for one in ids)
+    body = f'{{"items": [{items}]}}'.encode()
+    fields, verified = EventFields(endpoint), Verified(0, None, SIGNED_AT)
+    events = normalize(body, JSON, verified, fields, now=NOW)
+    assert [event.routing_key for event in events] == ["other"] * len(ids)
+    for event in events:
+        properties_of(event, message_id="1", trace=())
+
+
 def test_items_without_any_id_are_no_repeats() -> None:
     assert [event.repeat_key for event in events_of("infobip", bundle("7", "8"))] == [None, None]
 
