@@ -6,6 +6,7 @@ a rate is measured between two readings. No member can hold a phone number, a te
 """
 
 import asyncio
+import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,7 +22,6 @@ from bridge.admin.admin_port_client import (
     HealthReport,
     Moment,
     PauseFacts,
-    Word,
     WorkerFacts,
     addresses_of,
     open_client,
@@ -51,6 +51,7 @@ RATE_SECONDS: Final = 1.0
 
 # The models. Their types refuse what no role reports, such as a phone number in place of a label.
 
+Label = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -115,8 +116,8 @@ class WorkerReport(BaseModel, frozen=True):
     sent: Count
     stored: Count = 0
     returned: Count = 0
-    retried: Mapping[Word, Count]
-    dead: Mapping[Word, Count]
+    retried: Mapping[Label, Count]
+    dead: Mapping[Label, Count]
 
 
 class ReceiverReport(BaseModel, frozen=True):
@@ -126,7 +127,7 @@ class ReceiverReport(BaseModel, frozen=True):
     published_per_second: Rate | None
     refused_per_second: Rate | None
     failed_per_second: Rate | None
-    events: Mapping[Word, Count]
+    events: Mapping[Label, Count]
 
 
 class ProcessReport(BaseModel, frozen=True):
@@ -138,7 +139,7 @@ class ProcessReport(BaseModel, frozen=True):
     name: str
     address: str
     fault: str | None
-    version: Annotated[str, Field(pattern="^[0-9A-Za-z.+!_-]{1,64}$")] | None = None
+    version: str | None = None
     failing: Sequence[str] = ()
     is_connected: bool | None = None
     worker: WorkerReport | None = None
@@ -199,6 +200,7 @@ _EVENTS: Final = "sms_bridge_webhook_events_total"
 _PUBLISHED: Final = ("published", "unparsed")
 _REFUSED: Final = ("invalid_signature", "too_large", "incomplete")
 _FAILED: Final = ("publish_failed", "overloaded")
+_VERSION: Final = re.compile("[0-9A-Za-z.+!_-]{1,64}")
 
 
 class Reading(NamedTuple):
@@ -268,11 +270,12 @@ def describe(
         fault = "a worker of another queue answers"
         return ProcessReport(**where, fault=fault), None
     builds = (labels for labels, _ in reading.scrape.samples("sms_bridge_build_info"))
+    versions = (labels.get("version", "") for labels in builds)
     is_receiver = any(reading.scrape.samples(_EVENTS))
     report = ProcessReport(
         **where,
         fault=None,
-        version=next(builds, {}).get("version"),
+        version=next(filter(_VERSION.fullmatch, versions), None),
         failing=[check for check, result in reading.health.checks.items() if result != "ok"],
         is_connected=reading.scrape.total("sms_bridge_amqp_connection_up") > 0,
         worker=None if facts is None else _describe_worker(facts, reading, before),
@@ -527,8 +530,10 @@ def put_together(
 
 
 def _as_broker_says(queue: QueueReport, sizes: QueueSizes | None) -> QueueReport:
-    if sizes is None or not sizes.exists:
-        return queue.model_copy(update={"exists": None if sizes is None else False})
+    if sizes is None:
+        return queue
+    if not sizes.exists:
+        return queue.model_copy(update={"exists": False})
     counts = {"exists": True, "ready": sizes.ready, "consumers": sizes.consumers}
     return queue.model_copy(update=counts)
 

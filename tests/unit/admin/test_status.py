@@ -265,6 +265,15 @@ def described_worker(now: Reading, before: Reading | None = None) -> WorkerRepor
     return found
 
 
+def test_a_later_version_may_say_more() -> None:
+    """A version that may not be shown is left out, and a label may have digits."""
+    page = f'sms_bridge_build_info{{version="1 000"}} 1\n{SENT}{{outcome="dead",reason="r_2"}} 1\n'
+    now = reading()._replace(scrape=Scrape(page))
+
+    assert described(now).version is None
+    assert described_worker(now).dead == {"r_2": 1}
+
+
 def test_rates_are_of_the_time_between() -> None:
     before = reading(10.0, sent=100, retried=10, dead=1)
     now = reading(12.0, sent=300, retried=15, dead=2)
