@@ -67,17 +67,17 @@ class SentRequest:
         loop = asyncio.get_running_loop()
         why: str | None = None
         ends_at, look_at = loop.time() + seconds, loop.time() + LOOK_SECONDS
-        while (reply := await _take_reply(self._replies)) is None:
+        while (reply := await self._reply_until(ends_at)) is None:
             now = loop.time()
             if now < min(look_at, ends_at):
                 await asyncio.sleep(POLL_SECONDS)
                 continue
-            before = why
+            left, before = ends_at - now, why
             # The previous reason stays if there is no answer in time.
             with contextlib.suppress(TimeoutError):
-                async with Deadline(LOOK_SECONDS):
+                async with Deadline(min(left, LOOK_SECONDS) if left > 0 else LOOK_SECONDS):
                     why = await self._find_reason()
-            if now >= ends_at:
+            if left <= 0:
                 told = f" ({why})" if why else ""
                 raise BridgeError(
                     f"no outcome within {seconds:g} s{told}; the request stays queued"
@@ -86,6 +86,15 @@ class SentRequest:
                 yield why
             look_at = loop.time() + LOOK_SECONDS
         self.outcome = json.loads(reply.body)
+
+    async def _reply_until(self, ends_at: float) -> AbstractIncomingMessage | None:
+        left = ends_at - asyncio.get_running_loop().time()
+        if self._replies is None or left <= 0:
+            return None
+        with contextlib.suppress(TimeoutError):
+            async with Deadline(left):
+                return await _take_reply(self._replies)
+        return None
 
     async def _find_reason(self) -> str | None:
         queue = self._settings.worker.queue
@@ -152,9 +161,7 @@ async def _open_replies(channel: AbstractChannel) -> AbstractQueue:
     return queue
 
 
-async def _take_reply(replies: AbstractQueue | None) -> AbstractIncomingMessage | None:
-    if replies is None:
-        return None
+async def _take_reply(replies: AbstractQueue) -> AbstractIncomingMessage | None:
     try:
         async with Deadline(RPC_TIMEOUT_SECONDS):
             return await replies.get(fail=False, no_ack=True, timeout=None)

@@ -26,7 +26,7 @@ from bridge.admin import send
 from bridge.admin.admin_port_client import read_worker
 from bridge.admin.broker_session import open_session
 from bridge.config import Settings, load_settings
-from bridge.errors import BrokerError
+from bridge.errors import BridgeError, BrokerError
 from bridge.sandbox.broker import Broker
 from tests.accounts import account
 from tests.alarms import memory_alarm
@@ -354,6 +354,28 @@ async def test_send_gives_up_in_time_while_it_looks_for_the_reason(
 
     assert not late
     assert {str(one.exception()).partition(" within")[0] for one in done} == {"no outcome"}
+
+
+async def test_send_gives_up_in_time_while_the_broker_hangs(
+    managed_broker: Broker, canaries: Canaries
+) -> None:
+    """The time given for the outcome counts, not the longer one for an answer of the broker."""
+    queue = unique("hangs")
+    settings = Settings.model_validate(
+        {"rabbitmq": {"url": managed_broker.url}, "worker": {"queue": queue}, "admin": {"port": 9}}
+    )
+    async with open_amqp(managed_broker.url) as amqp:
+        await amqp.channel.declare_queue(queue, durable=True)
+        request: dict[str, str | None] = {**canaries.request()}
+        async with send.send_request(settings, request, wants_outcome=True) as sent:
+            managed_broker.pause()
+            try:
+                with pytest.raises(BridgeError, match=r"no outcome within 0\.5 s"):
+                    async for _ in sent.wait(0.5):
+                        pass
+            finally:
+                managed_broker.resume()
+        await amqp.delete([queue])
 
 
 @pytest.mark.parametrize(
