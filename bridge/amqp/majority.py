@@ -135,7 +135,8 @@ class MajorityWatch:
             await close_quietly(connection)
 
     async def _declare(self, connection: Connection) -> None:
-        # A name of its own: the last queue stays locked if its node was cut off before the delete.
+        # Each queue has its own name. The last queue stays locked if its node was cut off before
+        # the delete.
         queue = f"{self._prefix}.{next(self._numbers)}"
         channel = await open_channel(connection)
         await channel.queue_declare(queue, exclusive=True, arguments=_CLASSIC)

@@ -148,9 +148,7 @@ class _Loader(yaml.SafeLoader):
             raise _RejectedError(problem=problem, problem_mark=mark)
         self._values += self._values_of[node] if is_alias else 1
         if self._values > MAX_VALUES:
-            problem = (
-                f"holds more than {MAX_VALUES:,} values, including those that aliases (*) repeat"
-            )
+            problem = f"holds more than {MAX_VALUES:,} values; each alias (*) repeats its values"
             raise _RejectedError(problem=problem, problem_mark=mark)
         if not is_alias:
             self._values_of[node] = self._values - before

@@ -309,8 +309,8 @@ class _FieldReader:
             event["bundle"] = source.place
         content = self._sha256
         if source.item is not None:
-            # A repeat is recognised in any bundle. The type may stand beside the items. Beside the
-            # id, 64 bits tell items apart, and take a tenth of a digest's instructions.
+            # Recognises a repeat in any bundle. The type may stand beside the items. The key also
+            # has the id, so a hash of 64 bits suffices: a digest takes ten times the instructions.
             content = f"{kind} {hash(source.item)}"
         return WebhookEvent(
             body=_write(event),

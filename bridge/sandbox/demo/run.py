@@ -127,12 +127,14 @@ class DemoRun:
         try:
             await self._play(problems, until=until)
         except (ExceptionGroup, httpx.HTTPError, AMQPError, OSError) as error:
-            first = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
             # A connection breaks shortly before the end of its process, the actual error, is known.
             await asyncio.sleep(1)
             self._environment.check()
-            what = f"{type(first).__name__}: {first}"
-            raise BridgeError(f"{what}\nThe logs are in {self._environment.folder}") from error
+            cause = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+            text = f"{type(cause).__name__}: {cause}"
+            if isinstance(cause, httpx.RequestError):
+                text = f"no answer from {cause.request.url} ({type(cause).__name__})"
+            raise BridgeError(f"{text}\nThe logs are in {self._environment.folder}") from error
         for table in tables(self._messages, self._webhooks, self._seen):
             self._console.print(table)
         return problems
